@@ -121,7 +121,7 @@ class TestMeasuring:
 
 CRASHING = """
 import os, signal, time, torch
-from lowbit.demo import apart
+from lowbit.demo import worker
 from lowbit.demo.rivals import Ready, rivals
 
 class Crashing:
@@ -145,8 +145,8 @@ class Crashing:
 def serve(when):
     rivals.load()
     rivals.add("crashing", Crashing(when))
-    apart.load_encoder = lambda: None
-    return apart.serve("crashing", 40, 1)
+    worker.load_encoder = lambda: None
+    return worker.serve("crashing", 40, 1)
 """
 
 

@@ -20,3 +20,10 @@ def test_no_extra_is_needed_to_import(module: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_commands_do_without_what_only_some_need() -> None:
+    """`lowbit generate` should begin soon."""
+    code = "import sys, lowbit.cli; print({'rich', 'numpy', 'lowbit.spec'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "set()\n", done.stderr

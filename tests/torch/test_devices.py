@@ -21,6 +21,7 @@ import lowbit.lab
 from lowbit.torch import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
+    Int8DynamicConfig,
     QuantizedWeight,
     load,
     quantize_,
@@ -171,6 +172,31 @@ def test_inputs_are_divided_there_too(as_gpu: pytest.MonkeyPatch, tmp_path: Any)
     as_gpu.undo()
     again = load(nn.Linear(296, 70).eval(), tmp_path / "layer")
     assert torch.equal(again(data), layer.to(torch.float16).to(torch.float32)(data))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_layers_of_8_bits_there(symmetric: bool, as_gpu: pytest.MonkeyPatch) -> None:
+    """Their activations are quantized as here, so results differ by roundings alone."""
+    as_gpu.undo()
+    layer = _layer(Int8DynamicConfig(symmetric=symmetric))
+    as_gpu.setitem(PACKING_OF, "cpu", "tiles")
+    there = _moved(layer)
+    assert there.weight.packing == "bytes"
+    assert torch.equal(there.weight.dequantize(), layer.weight.dequantize().bfloat16())
+    assert torch.equal(there.weight.int_values(), layer.weight.int_values())
+    x = torch.randn(2, 3, 296).bfloat16()
+    with torch.inference_mode():
+        here, z = layer(x.float()), there(x)
+        assert there(x[:0]).shape == (0, 3, 70)
+    assert z.dtype == torch.bfloat16
+    torch.testing.assert_close(z.float(), here, rtol=2**-7, atol=2**-8)
+    x.requires_grad_()
+    (dx,) = torch.autograd.grad(there(x).sum(), x)
+    sums = there.weight.dequantize().float().sum(0)
+    torch.testing.assert_close(dx[0, 0].float(), sums, rtol=2**-6, atol=2**-6)
+    as_gpu.undo()
+    back = _moved(there, torch.float32)
+    assert torch.equal(back.weight.dequantize(), layer.weight.dequantize())
 
 
 def test_activations_that_no_kernel_takes_are_refused(as_gpu: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_why_a_table_does_not_serve() -> None:
         ),
         (
             lambda: explain("linear", device=H200, M=1, N=64, K=64, activations="dynamic"),
-            "a layer of 'dynamic' activations has no kernel on 'cuda' yet",
+            "a 4-bit layer of 'dynamic' activations has no kernel on 'cuda' yet",
         ),
         (lambda: explain("softmax", device=H200, length=2**40), "too long for this GPU"),
         (

@@ -8,12 +8,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
-from rich.console import Console, RenderableType
 
 from lowbit.registry import Registry
 from lowbit.registry.extras import explained, require
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what prints a text does without rich
+    from rich.console import Console, RenderableType
+
     from lowbit.lab.page import Figure
 
 
@@ -109,6 +110,8 @@ def one_line_errors(code: int | None = None) -> Iterator[None]:
 
 def console() -> Console:
     """Standard output; a file or a pipe has no width, and the tables need about this much."""
+    from rich.console import Console
+
     return Console() if sys.stdout.isatty() else Console(width=170, soft_wrap=False)
 
 

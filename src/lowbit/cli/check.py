@@ -7,8 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lowbit.cli.app import JsonFile, command, exercises, offered, opened
 
@@ -71,7 +69,11 @@ class _Shown:
     on after the first error shows that at once, on a terminal or not."""
 
     def __init__(self, every: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
         errors = Console(stderr=True, soft_wrap=True, highlight=False)
+        self._out = Console(soft_wrap=True, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self.progress = Progress(
             *columns, console=errors, transient=True, disable=not errors.is_terminal
@@ -87,5 +89,5 @@ class _Shown:
 
     def result(self, result: CheckResult) -> None:
         self.progress.stop()
-        Console(soft_wrap=True, highlight=False).print(result)
+        self._out.print(result)
         self.progress.start()

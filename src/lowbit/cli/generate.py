@@ -122,7 +122,7 @@ def generate(
         if file is not None:
             found = [{"text": text, **one.figures()} for text, one in zip(texts, streams)]  # noqa: B905
             file.write(json.dumps(found if len(said) > 1 else found[0], indent=1) + "\n")
-    _tell_total(streams, seconds)
+    _print_total(streams, seconds)
     if not finished:
         raise typer.Exit(130)  # as shells tell of SIGINT
 
@@ -170,7 +170,7 @@ def chat(
             messages, max_tokens=max_tokens, sampling=sampling, stop=stop or (), speculate=speculate
         )
         messages.append(_message("assistant", _shown(stream)[0]))
-        _tell_speeds(stream)
+        _print_speeds(stream)
 
 
 def _fitting(
@@ -230,9 +230,9 @@ def _all_shown(streams: Sequence[Stream], shown: bool) -> tuple[list[str], bool]
     return texts, True
 
 
-def _tell_total(streams: Sequence[Stream], seconds: float) -> None:
+def _print_total(streams: Sequence[Stream], seconds: float) -> None:
     if len(streams) == 1:
-        _tell_speeds(streams[0])
+        _print_speeds(streams[0])
         return
     prompt, text = (sum(getattr(one, f"{part}_tokens") for one in streams)
                     for part in ("prompt", "text"))  # fmt: skip
@@ -243,7 +243,7 @@ def _tell_total(streams: Sequence[Stream], seconds: float) -> None:
     )
 
 
-def _tell_speeds(stream: Stream) -> None:
+def _print_speeds(stream: Stream) -> None:
     figures = stream.figures()
     known = f", {figures['known_tokens']:,} of them known," if figures["known_tokens"] else ""
     parts = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from lowbit.cli.app import JsonFile, command, output
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @command("info", example="info --json -")
@@ -35,6 +36,8 @@ def _facts() -> dict[str, Any]:
 
 
 def _table(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

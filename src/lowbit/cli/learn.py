@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from lowbit.cli.app import command, exercises, offered
 
@@ -111,6 +109,9 @@ def _learn(
 
 
 def _list(progress: Progress) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     from lowbit.lab.exercises.course import course
     from lowbit.lab.exercises.learn import Standing
 
@@ -188,6 +189,9 @@ def _solution(exercise: Exercise, allowed: bool) -> None:
 
 
 def _check(exercise: Exercise, progress: Progress, folder: Path | None) -> bool:
+    from rich.console import Console
+    from rich.text import Text
+
     from lowbit.lab.exercises.learn import file_of, try_out, view_beside
 
     path = file_of(exercise, progress, folder)

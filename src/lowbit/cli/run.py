@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.text import Text
 
 from lowbit.cli.app import JsonFile, Threads, command, output
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from lowbit.graph import Graph, NodeTime
 
 _SECONDS, _LEAST, _MOST = 1.0, 3, 100
@@ -53,7 +52,10 @@ def run(
     json_file: JsonFile = None,
 ) -> None:
     """Run a network without PyTorch, and time it."""
+    from statistics import median
+
     import numpy as np
+    from rich.console import Group
 
     from lowbit.graph import Session
     from lowbit.lab.networks.source import compiled
@@ -70,7 +72,7 @@ def run(
     nodes = session.profile(*inputs.values()) if profile else []
     found = {
         "outputs": {name: _described(one) for name, one in outputs.items()},
-        "seconds": {"median": statistics.median(taken), "least": min(taken)},
+        "seconds": {"median": median(taken), "least": min(taken)},
         "calls": len(taken),
         "arena_bytes": session.plan(inputs).peak_bytes,
         "nodes": [asdict(node) for node in nodes],
@@ -92,6 +94,8 @@ def _described(one: Any) -> dict[str, Any]:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[Text]:
+    from rich.text import Text
+
     for name, one in found["outputs"].items():
         spread = ", not finite" if one["range"] is None else ""
         if one["range"]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lowbit.cli.app import JsonFile, command, output
 
@@ -36,6 +35,8 @@ def trace(
     from lowbit.registry.extras import require
 
     require("lowbit trace", "lab", "iced_x86", "msgspec")
+    from rich.console import Console
+
     from lowbit.lab.trace.run import trace as traced
     from lowbit.lab.trace.text import render
 

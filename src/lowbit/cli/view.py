@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lowbit.cli.app import JsonFile, command, exercises, offered, opened
-from lowbit.spec import FILLS
 
 if TYPE_CHECKING:
     from lowbit.lab.view.run import View
+
+
+def _fills() -> Iterable[str]:
+    from lowbit.spec import FILLS
+
+    return FILLS
 
 
 @command("view", example="view long_softmax --html softmax.html", code=2)
@@ -45,7 +51,11 @@ def view(
         ),
     ] = None,
     fill: Annotated[
-        str, typer.Option(help=f"The data: {', '.join(FILLS)}, as `lowbit check` uses them.")
+        str,
+        typer.Option(
+            help="The data, as `lowbit check` uses them: normal, zeros, large, nan, ...",
+            autocompletion=offered(_fills),
+        ),
     ] = "normal",
 ) -> None:
     """Show what a kernel does, step by step: one page of HTML that needs no network.

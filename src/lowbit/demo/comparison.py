@@ -24,7 +24,7 @@ from lowbit.bench.core.progress import Progress, progress
 from lowbit.bench.core.remote import Remote, RemoteError
 from lowbit.bench.models.data import manual_sentences
 from lowbit.bench.models.networks import BATCH, Batch, load_encoder, tokenize
-from lowbit.demo import apart
+from lowbit.demo import worker
 from lowbit.demo.answer import Answer, answer
 from lowbit.demo.measure import Latency, latency, quality
 from lowbit.demo.result import DemoResult, Implementation
@@ -76,11 +76,11 @@ def compare(
 ) -> DemoResult:
     """See `lowbit.demo.run`."""
     with ExitStack() as stack:
-        tell = stack.enter_context(progress())
+        on_progress = stack.enter_context(progress())
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(threads or torch.get_num_threads())
         stack.enter_context(torch.inference_mode())
-        one = Comparison(sentences, tell)
+        one = Comparison(sentences, on_progress)
         processes = one.start(peers, stack)
         runners = one.own() | one.fastest(one.rivals(processes))
         one.notes.append(
@@ -95,15 +95,15 @@ def compare(
 class Comparison:
     """The sentences of one run, and the notes that its result will have."""
 
-    def __init__(self, sentences: int, tell: Progress = lambda what, share: None) -> None:
+    def __init__(self, sentences: int, on_progress: Progress = lambda what, share: None) -> None:
         self.sentences = sentences
-        self.tell = tell
+        self.on_progress = on_progress
         self.notes: list[str] = []
 
     @cached_property
     def batches(self) -> dict[int, list[Batch]]:
         """By how many sentences each holds."""
-        self.tell("Loading the encoder", 0)
+        self.on_progress("Loading the encoder", 0)
         texts = manual_sentences(self.sentences)
         return {size: tokenize(texts, size) for size in (1, BATCH)}
 
@@ -119,7 +119,7 @@ class Comparison:
                 self._left_out(name, reason)
                 continue
             arguments = name, self.sentences, threads
-            processes[name] = Remote(apart.serve, *arguments, OMP_NUM_THREADS=str(threads))
+            processes[name] = Remote(worker.serve, *arguments, OMP_NUM_THREADS=str(threads))
             stack.callback(processes[name].close)
         return processes
 
@@ -131,7 +131,7 @@ class Comparison:
         batches, encoder = self.batches, load_encoder()
         models: dict[str, nn.Module] = {FP32: encoder}
         for name, config in CONFIGS.items():
-            self.tell(f"Quantizing and compiling the encoder: {name}", 0)
+            self.on_progress(f"Quantizing and compiling the encoder: {name}", 0)
             model = quantize_(copy.deepcopy(encoder), config)
             models[name] = compile(model, batches[BATCH][0], dynamic_shapes=True)
             if name == LAYERS_OF:
@@ -140,7 +140,7 @@ class Comparison:
         for name, model in models.items():
             parts = []
             for index, batch in enumerate(batches[BATCH]):
-                self.tell(f"Embedding all sentences: {name}", index / len(batches[BATCH]))
+                self.on_progress(f"Embedding all sentences: {name}", index / len(batches[BATCH]))
                 parts.append(model(*batch))
             other = "PyTorch" if name == FP32 else "without compile"
             detail = type(CONFIGS[name]).__name__ if name in CONFIGS else other
@@ -155,23 +155,23 @@ class Comparison:
         """Those that work, having embedded all sentences."""
         found: dict[str, _Runner] = {}
         for number, (name, process) in enumerate(processes.items()):
-            told = "Preparing others' int8, each in its own process"
-            self.tell(told, number / len(processes))
+            text = "Preparing others' int8, each in its own process"
+            self.on_progress(text, number / len(processes))
             try:
                 found[name] = _rival(process)
             except RemoteError as error:
                 self._left_out(name, error)
         return found
 
-    def fastest(self, found: Mapping[str, _Runner]) -> dict[str, _Runner]:
+    def fastest(self, runners: Mapping[str, _Runner]) -> dict[str, _Runner]:
         """Of each family the fastest, under the family's name."""
         families: dict[str, list[str]] = {}
-        for name in found:
+        for name in runners:
             families.setdefault(rivals.get(name).family, []).append(name)
         chosen: dict[str, _Runner] = {}
         for family, names in families.items():
-            best = min(names, key=lambda name: self._figure(found[name]))
-            chosen[family] = found[best]
+            best = min(names, key=lambda name: self._figure(runners[name]))
+            chosen[family] = runners[best]
             if len(names) > 1:
                 several = ", ".join(names)
                 self.notes.append(f"{best}: the fastest here of {several}; weights per channel")
@@ -200,7 +200,7 @@ class Comparison:
             (1, "Timing one sentence", singles, repeats),
             (BATCH, f"Timing {BATCH} sentences", whole[:2], max(1, repeats * 3 // 10)),
         ):
-            self.tell(title, 0)
+            self.on_progress(title, 0)
             calls = {n: [one.call(size, index) for index in indices] for n, one in runners.items()}
             least = min(_FEWEST_RUNS[size], rounds)
             limits = Limits(seconds=_SECONDS, least_rounds=least, most_rounds=rounds, whole=True)
@@ -209,15 +209,15 @@ class Comparison:
                     call()
             # Those of other processes have threads of their own.
             pools = {n: n for n, each in calls.items() if isinstance(each[0], RemoteCall)}
-            told = partial(self.tell, title)
-            taken = interleave(calls, limits, seed=seed, on_round=told, pools=pools)
+            on_round = partial(self.on_progress, title)
+            taken = interleave(calls, limits, seed=seed, on_round=on_round, pools=pools)
             found[size] = {name: latency(samples) for name, samples in taken.items()}
         return found
 
     def answer(self) -> Answer | None:
         """The language model's."""
         try:
-            return answer(torch.get_num_threads(), self.tell)
+            return answer(torch.get_num_threads(), self.on_progress)
         except ModuleNotFoundError as error:
             self.notes.append(str(error))
             return None
@@ -260,7 +260,7 @@ class Comparison:
 
 def _rival(process: Remote) -> _Runner:
     bytes_on_disk, detail = process.answer(_PREPARE_SECONDS)
-    vectors = torch.from_numpy(process.ask(apart.VECTORS, _ANSWER_SECONDS))
+    vectors = torch.from_numpy(process.ask(worker.VECTORS, _ANSWER_SECONDS))
 
     def call(size: int, index: int) -> Call:
         return RemoteCall(lambda: process.ask((size, index), _ANSWER_SECONDS))

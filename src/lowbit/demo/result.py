@@ -92,8 +92,8 @@ class DemoResult:
         from rich.text import Text
 
         command = f"{_command()} bench matmul 256x512:512x256 --peers"
-        told = [*self.context(), "", *(self.answer.lines() if self.answer else ())]
-        lines = (Text(line, overflow="ignore", no_wrap=True) for line in told)
+        text = [*self.context(), "", *(self.answer.lines() if self.answer else ())]
+        lines = (Text(line, overflow="ignore", no_wrap=True) for line in text)
         return Group(self.table(), "", *lines, "", f"Next, see the kernel alone: [bold]{command}")
 
     def context(self) -> list[str]:
@@ -123,9 +123,9 @@ def _command() -> str:
     return str(script.relative_to(here) if script.is_relative_to(here) else script)
 
 
-def _latency(one: Latency, exact: Latency) -> str:
-    ratio = exact.median_ms / one.median_ms
-    return f"{ratio:.2f}× {_milliseconds(one.median_ms)}\n{_milliseconds(one.p95_ms)}"
+def _latency(latency: Latency, exact: Latency) -> str:
+    ratio = exact.median_ms / latency.median_ms
+    return f"{ratio:.2f}× {_milliseconds(latency.median_ms)}\n{_milliseconds(latency.p95_ms)}"
 
 
 def _milliseconds(value: float) -> str:

@@ -302,15 +302,15 @@ def _count(number: int, of: str) -> str:
     return f"{number} {of}{'' if number == 1 else 's'}"
 
 
-def _operand_text(one: Operand) -> str:
+def _operand_text(operand: Operand) -> str:
     return (
-        f"{one.given_bytes:,} bytes become {one.packed_bytes:,}, of which "
-        f"{format_known(one.padding)} is padding"
+        f"{operand.given_bytes:,} bytes become {operand.packed_bytes:,}, of which "
+        f"{format_known(operand.padding)} is padding"
     )
 
 
-def _add_times(table: Table, one: Explanation) -> None:
-    guess, limits = one.prediction, one.ceiling
+def _add_times(table: Table, explanation: Explanation) -> None:
+    guess, limits = explanation.prediction, explanation.ceiling
     table.add_row(
         "compute",
         f"{format_seconds(guess.compute_seconds)}: {guess.operations:,} operations at the measured "
@@ -322,9 +322,9 @@ def _add_times(table: Table, one: Explanation) -> None:
         f"{limits.read_gbs[guess.level]:.0f} GB/s of {guess.level}",
     )
     table.add_row("predicted", f"{format_seconds(guess.seconds)}, limited by {guess.limit}")
-    spread = format_spread(one.measured)
-    table.add_row("measured", f"{format_seconds(one.measured.median)} ({spread})")
+    spread = format_spread(explanation.measured)
+    table.add_row("measured", f"{format_seconds(explanation.measured.median)} ({spread})")
     reached = "not known: the limits were not measured well, other work had the cores"
-    if one.reached is not None:
-        reached = f"{three_digits(100 * one.reached)} % of what the limit allows"
+    if explanation.reached is not None:
+        reached = f"{three_digits(100 * explanation.reached)} % of what the limit allows"
     table.add_row("reached", reached)

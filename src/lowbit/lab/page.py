@@ -63,11 +63,11 @@ def page(
     )
 
 
-def _figure(one: Figure, command: str) -> str:
-    caption = html.escape(one.caption)
-    source = html.escape(one.command or command)
+def _figure(figure: Figure, command: str) -> str:
+    caption = html.escape(figure.caption)
+    source = html.escape(figure.command or command)
     below = f"<figcaption>{caption}<br><code>{source}</code></figcaption>"
-    return f"<figure>\n{one.svg()}\n{below}\n</figure>\n"
+    return f"<figure>\n{figure.svg()}\n{below}\n</figure>\n"
 
 
 def _parts(text: RenderableType) -> Iterator[str]:

@@ -339,7 +339,7 @@ def _kinds(layers: Sequence[Layer]) -> tuple[Kind, ...]:
     return tuple(sorted(made, key=lambda one: -one.seconds))
 
 
-def figures_of(found: Profile) -> Sequence[dict[str, Any]]:
+def figures_of(profile: Profile) -> Sequence[dict[str, Any]]:
     """The layers with multiply-adds as points of a roofline."""
     return [
         {
@@ -347,7 +347,7 @@ def figures_of(found: Profile) -> Sequence[dict[str, Any]]:
             "intensity": 2 * one.multiply_adds / max(1, one.bytes),
             "gops": 2e-9 * one.multiply_adds / one.seconds,
         }
-        for side in found.sides
+        for side in profile.sides
         for one in side.layers
         if one.multiply_adds and not one.doubt
     ]
@@ -360,21 +360,21 @@ _DOUBTFUL = "?"  # marks what was not measured well
 _LITTLE = 0.1  # of the time: a ratio may hold in spite of it
 
 
-def render(found: Profile) -> RenderableType:
+def render(profile: Profile) -> RenderableType:
     """For a terminal."""
-    samples = f"{found.samples} sample{'s' if found.samples != 1 else ''}"
-    where = f"{found.cpu}, {found.isa}, {thread_text(found.threads)}"
-    parts: list[RenderableType] = [Text(found.name, "bold"), Text(f"{samples} on {where}")]
-    parts += map(limits_line, found.ceilings)
-    if found.operators:
-        parts += _operators_table(found.operators)
-    for side in found.sides:
+    samples = f"{profile.samples} sample{'s' if profile.samples != 1 else ''}"
+    where = f"{profile.cpu}, {profile.isa}, {thread_text(profile.threads)}"
+    parts: list[RenderableType] = [Text(profile.name, "bold"), Text(f"{samples} on {where}")]
+    parts += map(limits_line, profile.ceilings)
+    if profile.operators:
+        parts += _operators_table(profile.operators)
+    for side in profile.sides:
         if side.untimed:
             parts.append(Text(f"{side.name}: not timed: {side.untimed}"))
         else:
             parts += [_kinds_table(side), _layers_table(side), *_doubts(side)]
-    if len(found.sides) == 2 and all(side.seconds for side in found.sides):
-        before, after = found.sides
+    if len(profile.sides) == 2 and all(side.seconds for side in profile.sides):
+        before, after = profile.sides
         ratio = before.seconds / after.seconds
         doubtful = max(before.doubtful_share, after.doubtful_share) > _LITTLE
         mark = f" {_DOUBTFUL}" if doubtful else ""
@@ -449,16 +449,16 @@ def _layers_table(side: Side) -> RenderableType:
     return made
 
 
-def figures(found: Profile) -> Iterator[Figure]:
+def figures(profile: Profile) -> Iterator[Figure]:
     """The roofline of all layers with multiply-adds, and where the time goes."""
-    points = figures_of(found)
+    points = figures_of(profile)
     if points:
-        peaks = {f"{one.dtype} peak": one.gops for one in found.ceilings}
-        drawn = roofline(points, peaks, found.ceilings[0].read_gbs)
+        peaks = {f"{one.dtype} peak": one.gops for one in profile.ceilings}
+        drawn = roofline(points, peaks, profile.ceilings[0].read_gbs)
         yield Figure(drawn, "Each layer against the limits measured in the same call.")
     values = [
         {"side": side.name, "ms": 1e3 * one.seconds, "operator": f"{one.op} {one.computes}".strip()}
-        for side in found.sides
+        for side in profile.sides
         for one in side.kinds
     ]
     if values:

@@ -70,6 +70,6 @@ def activations_refusal(activations: str, device: str) -> str | None:
     if activations == "float":
         return None
     return (
-        f"a layer of {activations!r} activations has no kernel on {device!r} yet; move it with "
-        ".cpu(), or quantize it with Int4WeightOnlyConfig"
+        f"a 4-bit layer of {activations!r} activations has no kernel on {device!r} yet; move it "
+        "with .cpu(), or quantize it with Int4WeightOnlyConfig or Int8DynamicConfig"
     )

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from lowbit.torch.header import CODES, FILE, TORCH, Header, StoredWeight, part_key, read_header
 from lowbit.torch.kinds import QuantizedModule, become_quantized, kind_of
 from lowbit.torch.network import CompiledModule
-from lowbit.torch.weight import PACKING_OF, QuantizedWeight, device_refusal
+from lowbit.torch.weight import QuantizedWeight, device_refusal, packing_of
 from lowbit.weights.tensor_file import StoredTensor
 
 # Buffers of a model on "meta" that belong to no state_dict: tables that its class computes.
@@ -287,8 +287,11 @@ def _put_weights(
         if source not in weights:
             target = own[key]
             where = device if target.is_meta else target.device
-            packing = PACKING_OF[where.type] if source in multiplied else "rows"
-            facts = one.facts(target.shape, one.dtype if target.is_meta else target.dtype, packing)
+            shown = one.dtype if target.is_meta else target.dtype
+            facts = one.facts(target.shape, shown, "rows")
+            if source in multiplied:
+                packing = packing_of(where, facts.format, facts.activations)
+                facts = facts._replace(packing=packing)
             arrays = {part: stored[part_key(source, part)].numpy() for part in one.format.parts}
             record = one.format.from_stored(arrays, (facts.out_features, facts.in_features))
             weight = QuantizedWeight.of(record, facts, where)

@@ -25,9 +25,9 @@ from lowbit.torch.functional.linear import linear
 from lowbit.torch.weight import (
     FUNCTIONS,
     OPERATIONS,
-    PACKING_OF,
     QuantizedWeight,
     device_refusal,
+    packing_of,
 )
 
 aten = torch.ops.aten
@@ -83,7 +83,9 @@ def _to_copy(
     there = weight.device if device is None else torch.device(device)
     if refusal := device_refusal(there, weight.format, weight.in_features, weight.packing):
         raise NotImplementedError(f"{refusal}; keep the model where it is")
-    packing = weight.packing if weight.packing == "rows" else PACKING_OF[there.type]
+    packing = weight.packing
+    if packing != "rows":
+        packing = packing_of(there, weight.format, weight.activations)
     if packing == weight.packing:
         return _mapped(lambda part: part.to(there, copy=True), weight, dtype)
     facts = weight.facts._replace(dtype=dtype, packing=packing)

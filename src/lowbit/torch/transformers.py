@@ -44,10 +44,10 @@ from lowbit.torch.kinds import STAYS, QuantizedModule, become_quantized, kind_of
 from lowbit.torch.plan import plan  # noqa: E402
 from lowbit.torch.summary import some, summary  # noqa: E402
 from lowbit.torch.weight import (  # noqa: E402
-    PACKING_OF,
     Facts,
     QuantizedWeight,
     device_refusal,
+    packing_of,
 )
 from lowbit.weights import folder  # noqa: E402
 from lowbit.weights.format import WeightFormat  # noqa: E402
@@ -317,7 +317,7 @@ class _Deserialize(ConversionOps):
         multiplied = any(one is not None and one.multiplies for one in owners)
         config, format = _described(record, self.hf_quantizer.config, multiplied)
         device, shown = input_dict[folder.VALUES][0].device, layer.weight
-        packing = PACKING_OF[device.type] if multiplied else "rows"
+        packing = packing_of(device, format, config.activations) if multiplied else "rows"
         rows, depth = record.weight.shape
         if refusal := device_refusal(device, format, depth, packing, config.activations):
             raise ValueError(refusal)

@@ -13,12 +13,19 @@ from lowbit.numerics import QTensor, methods
 from lowbit.torch.arguments import FLOATS, activations_refusal
 from lowbit.torch.config import QuantizeConfig, configurations
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.packings import Panels, Rows, Tiles
+from lowbit.weights.packings import Bytes, Panels, Rows, Tiles
 
-PACKINGS = {"panels": Panels(), "tiles": Tiles(), "rows": Rows()}
+PACKINGS = {"panels": Panels(), "tiles": Tiles(), "bytes": Bytes(), "rows": Rows()}
 _PART_NAMES = ("input_scale", *{part for one in PACKINGS.values() for part in one.parts})
 PACKING_OF = {"cpu": "panels", "cuda": "tiles"}
-"""By type of device: how its kernels take a weight."""
+"""By type of device: how its kernels take a weight that float activations are multiplied by."""
+
+
+def packing_of(device: torch.device, format: WeightFormat, activations: str) -> str:
+    """How the kernels of a device take a weight; KeyError if it has none."""
+    name = PACKING_OF[device.type]
+    return "bytes" if name == "tiles" and activations != "float" and not format.four_bits else name
+
 
 SAVE = (
     "quantized weights have no memory of their own that other programs could write to a file: "
@@ -37,12 +44,12 @@ def device_refusal(
 ) -> str | None:
     """Why such a weight cannot be on a device, in the usual packing or in "rows", or has no kernel
     there that multiplies such activations by it; or None."""
-    name = PACKING_OF.get(device.type)
-    if packing == "rows" and name is not None:
+    if packing == "rows" and device.type in PACKING_OF:
         return None
-    if name is None:
+    if device.type not in PACKING_OF:
         known = " and ".join(map(repr, PACKING_OF))
         return f"quantized layers run on {known}, so they cannot be moved to {str(device)!r}"
+    name = packing_of(device, format, activations)
     refusal = PACKINGS[name].refusal(format, in_features)
     if refusal is None and name == "tiles":
         refusal = activations_refusal(activations, str(device))
@@ -60,6 +67,12 @@ class Facts(NamedTuple):
     packing: str
     config: QuantizeConfig | None = None
     transposed: bool = False
+
+    @property
+    def activations(self) -> str:
+        """What products with it do to theirs."""
+        by_format = "float" if self.format.four_bits else "dynamic"
+        return self.config.activations if self.config else by_format
 
     @property
     def shown(self) -> tuple[int, int]:
@@ -103,7 +116,8 @@ class QuantizedWeight(Tensor):
     tiles: Tensor  # these of another,
     words: Tensor
     zero: Tensor | None
-    integers: Tensor  # and these of the third
+    integers: Tensor  # and these of the others
+    sums: Tensor
     zero_point: Tensor | None
 
     @staticmethod
@@ -121,8 +135,7 @@ class QuantizedWeight(Tensor):
         self.format, self.packing, self.config = facts.format, facts.packing, facts.config
         self.out_features, self.in_features = facts.out_features, facts.in_features
         self.group_size = PACKINGS[facts.packing].group_size(facts.format, facts.in_features)
-        by_format = "float" if facts.format.four_bits else "dynamic"
-        self.activations = facts.config.activations if facts.config else by_format
+        self.activations = facts.activations
         return self
 
     @classmethod
@@ -157,7 +170,7 @@ class QuantizedWeight(Tensor):
         if packing is None and refusal:
             raise ValueError(f"{refusal}; leave it out with filter_fn, or move the model")
         found = format.quantize(rows.to("cpu", torch.float32).contiguous().numpy(), seen)
-        packing = packing or PACKING_OF[weight.device.type]
+        packing = packing or packing_of(weight.device, format, kind)
         facts = Facts(
             rows.shape[0], rows.shape[1], weight.dtype, format, packing, config, transposed
         )
@@ -229,11 +242,11 @@ class QuantizedWeight(Tensor):
             values = torch.ops.lowbit.dequantize_weight.default(
                 *parts, self.in_features, self.out_features, self.group_size
             )
-        elif self.packing == "rows":
+        elif self.packing in ("rows", "bytes"):
             values = self.rows(torch.arange(self.out_features, device=self.device), torch.float32)
         else:
             values = torch.from_numpy(self.record().dequantize()).contiguous()
-        if self.input_scale is not None and self.packing in ("panels", "rows"):
+        if self.input_scale is not None and self.packing != "tiles":
             values = values / self.input_scale
         values = values.to(self.device, self.dtype)
         return values.T if self.facts.transposed else values

@@ -56,6 +56,22 @@ class Rows:
         return format.from_stored({"values": arrays["integers"], **arrays}, shape)
 
 
+class Bytes(Rows):
+    """Weights [out, in] of int8 in rows, as products with 8-bit activations take them on GPUs:
+    `integers`, `scale`, and `sums` of the rows, int32 [out]."""
+
+    parts = ("integers", "scale", "sums")
+
+    def refusal(self, format: WeightFormat, in_features: int) -> str | None:
+        """Why a weight of this format cannot be packed so; None if it can."""
+        return None if format.dtype == "int8" else f"they take int8 there, not {format.dtype}"
+
+    def pack(self, weight: QuantizedWeight) -> dict[str, Array]:
+        """The arrays of a weight, by name."""
+        arrays = super().pack(weight)
+        return {**arrays, "sums": arrays["integers"].sum(1, dtype=np.int32)}
+
+
 # Weights of layers in panels, as the CPU's kernels take them.
 
 

@@ -80,7 +80,7 @@ class Problem:
         such."""
         return float(np.abs(result.astype(np.float64) - self.ideal).max()) / self._largest
 
-    def wrong(self, one: Implementation, result: Any) -> str | None:
+    def wrong(self, implementation: Implementation, result: Any) -> str | None:
         """Why the result of an implementation cannot be let pass, None if it can."""
         if result.shape == self.ideal.shape:
             return None
@@ -103,8 +103,9 @@ class StatedProblem(Problem):
     def ideal(self) -> Any:
         return self.expected.reference
 
-    def wrong(self, one: Implementation, result: Any) -> str | None:
-        if (reason := super().wrong(one, result)) or one.kind not in self.judged:
+    def wrong(self, implementation: Implementation, result: Any) -> str | None:
+        reason = super().wrong(implementation, result)
+        if reason or implementation.kind not in self.judged:
             return reason
         verdict = self.expected.check(result)
         return None if verdict.ok else verdict.message

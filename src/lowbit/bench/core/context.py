@@ -55,7 +55,7 @@ class Clock:
     own_refusals: tuple[type[Exception], ...] = ()
 
     time = staticmethod(interleave)
-    alone = False  # whether each is timed in a process of its own, where it has several threads
+    isolates = False  # whether each is timed in a process of its own, where it has several threads
 
     def using(self, threads: int) -> AbstractContextManager[None]:
         """While a case is prepared and timed with so many threads."""

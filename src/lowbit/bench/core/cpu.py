@@ -40,7 +40,7 @@ class PlainRead(Implementation):
 class Cpu(Clock):
     """Calls are timed by the time that passes; what is left in caches is theirs to use."""
 
-    alone = True
+    isolates = True
 
     @contextmanager
     def using(self, threads: int) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Processes(Cpu):
 
     refusals = (ValueError, RuntimeError, NotImplementedError, OSError)
     own_refusals = refusals
-    alone = False  # each call has a process already
+    isolates = False  # each call has a process already
 
     def __init__(self) -> None:
         self.running: dict[str, Remote] = {}

@@ -28,7 +28,7 @@ _SECONDS = 600.0  # to prepare a large case
 _AWAKE_SECONDS = 5e-3
 
 
-class Alone:
+class Workers:
     """The processes, each started when it is first needed. The suite makes the data of cases."""
 
     def __init__(self, suite: Suite, seed: int) -> None:
@@ -60,7 +60,7 @@ class Alone:
         self._running.clear()
 
 
-def _taken(turn: Turn) -> list[float]:
+def _timed(turn: Turn) -> list[float]:
     """What calls take, one after another for some milliseconds."""
     before, start = len(turn.seconds), time.perf_counter()
     while time.perf_counter() - start < _AWAKE_SECONDS:
@@ -81,8 +81,8 @@ def _turns(threads: int) -> Generator[float | None, Any, None]:
             settle()
             task = yield None
             while task is None:
-                _taken(turn)
-                seconds = statistics.median(_taken(turn))
+                _timed(turn)
+                seconds = statistics.median(_timed(turn))
                 settle()
                 task = yield seconds
 
@@ -98,7 +98,7 @@ _ONEDNN_EXEC = re.compile(
 
 
 def attempt(
-    suite: Suite, one: Implementation, cases: Sequence[Case], seed: int
+    suite: Suite, implementation: Implementation, cases: Sequence[Case], seed: int
 ) -> tuple[dict[Case, str], dict[str, str]]:
     """Run an implementation once on each case, in a process of its own; after a crash in another
     one, on those that are left.
@@ -109,7 +109,7 @@ def attempt(
     kernels: dict[str, str] = {}
     left = list(dict.fromkeys(suite.tried(case) for case in cases))
     while left:
-        with closing(Remote(_reasons, suite, one, seed, ONEDNN_VERBOSE="1")) as process:
+        with closing(Remote(_reasons, suite, implementation, seed, ONEDNN_VERBOSE="1")) as process:
             process.answer(_TRIAL_SECONDS)
             while left:
                 case = left.pop(0)

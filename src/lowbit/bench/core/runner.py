@@ -19,7 +19,7 @@ from lowbit.bench.core import peak
 from lowbit.bench.core.case import LIMIT, OURS, PEER, Call, Case, Implementation, Problem, Ready
 from lowbit.bench.core.clock import Limits, Samples, paired_ratio, quantiles
 from lowbit.bench.core.context import Clock
-from lowbit.bench.core.isolated import Alone, attempt
+from lowbit.bench.core.isolated import Workers, attempt
 from lowbit.bench.core.peak import Ceiling
 from lowbit.bench.core.record import COLD, Absent, Record, Row, Spread, thread_text
 from lowbit.bench.core.suite import Plan, Suite, chosen
@@ -52,8 +52,8 @@ def run(
     Each result is compared with the reference before it is timed; RuntimeError if one of lowbit's
     own cannot be let pass, or if none of lowbit's own can run.
     """
-    with closing(Alone(suite, plan.seed)) as alone:
-        return _Run(suite, plan, progress, suite.clock(), alone).run(keep)
+    with closing(Workers(suite, plan.seed)) as workers:
+        return _Run(suite, plan, progress, suite.clock(), workers).run(keep)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class _Cell:
     ready: Mapping[Implementation, Ready]
     errors: Mapping[Implementation, float | None]
 
-    def nbytes(self, one: Implementation) -> int:
+    def nbytes(self, implementation: Implementation) -> int:
         """Of the weights that an implementation reads."""
-        return self.ready[one].nbytes or self.problem.weight_bytes
+        return self.ready[implementation].nbytes or self.problem.weight_bytes
 
 
 @dataclass
@@ -83,7 +83,7 @@ class _Run:
     plan: Plan
     progress: Progress
     clock: Clock
-    alone: Alone
+    workers: Workers
     part: int = 0
     parts: int = 1
     rows: list[Row] = field(default_factory=list)
@@ -154,15 +154,15 @@ class _Run:
                 self.progress(f"tried {one.name}", _TRIAL_SHARE * share)
         return list(wanted)
 
-    def _refuse(self, one: Implementation, reasons: Mapping[Case, str]) -> None:
+    def _refuse(self, implementation: Implementation, reasons: Mapping[Case, str]) -> None:
         for case, why in reasons.items():
-            self.refused.add((one, case))
-            self._leave_out(case, one.name, why)
+            self.refused.add((implementation, case))
+            self._leave_out(case, implementation.name, why)
 
     def _leave_out(self, case: Case, name: str, reason: str) -> None:
         self.absent.append(Absent(case.name, case.dtypes, name, reason))
 
-    def _tell(self, case: Case, what: str, share: float = 0.0) -> None:
+    def _report(self, case: Case, what: str, share: float = 0.0) -> None:
         """share: how much of the present part is done."""
         done = (self.part + share) / self.parts
         self.progress(f"{case}: {what}", _TRIAL_SHARE + (1 - _TRIAL_SHARE) * done)
@@ -175,11 +175,11 @@ class _Run:
             with self.clock.using(threads):
                 try:
                     if problem is None:
-                        self._tell(case, "making data")
+                        self._report(case, "making data")
                         problem = self.suite.make(case, self.plan.seed)
                 except self.clock.own_refusals as error:
                     return self._leave_out(case, "everyone", _first_line(error))
-                self._tell(case, f"packing and checking, {thread_text(threads)}")
+                self._report(case, f"packing and checking, {thread_text(threads)}")
                 ready = self._ready(case, problem, threads, entries, errors)
                 weights = "warm" if self.suite.colds else ""
                 cell = _Cell(case, problem, threads, weights, ready, errors)
@@ -222,24 +222,24 @@ class _Run:
     def _warm(self, cell: _Cell) -> None:
         """Everybody together; then whoever is timed with lowbit alone."""
         everyone = list(cell.ready)
-        apart = [one for one in everyone if one.fallback and one.name not in self.loops]
+        separate = [one for one in everyone if one.fallback and one.name not in self.loops]
         if self.suite.pairs:
-            apart = everyone[1:]
-        together = [one for one in everyone if one not in apart]
+            separate = everyone[1:]
+        together = [one for one in everyone if one not in separate]
         ours = [one for one in together if one.kind == OURS]
-        groups = [[*ours, one] for one in apart]
-        if not (self.suite.pairs and apart):
+        groups = [[*ours, one] for one in separate]
+        if not (self.suite.pairs and separate):
             groups.insert(0, together)
         timed: dict[Implementation, Mapping[str, Samples]] = {}
         for number, group in enumerate(groups):
             ready = {one: cell.ready[one] for one in group}
             taken = self._time(cell, ready, number, len(groups))
             timed |= dict.fromkeys(together if group is together else group[-1:], taken)
-        for one in apart:
+        for one in separate:
             if one.fallback:
                 self.loops[one.name] = _plain_loop(cell, one, timed[one], ours)
-        if self.suite.pairs and apart:
-            timed[together[0]] = _joined(together[0].name, [timed[one] for one in apart])
+        if self.suite.pairs and separate:
+            timed[together[0]] = _joined(together[0].name, [timed[one] for one in separate])
         self._keep(cell, timed)
 
     def _time(
@@ -249,13 +249,13 @@ class _Run:
         """One of several groups of a part."""
         what = f"timing {cell.weights}, {thread_text(cell.threads)}"
         pools = {one.name: one.pool for one in ready} if cell.threads > 1 else None
-        if calls is None and cell.threads > 1 and self.clock.alone:
-            calls, pools = self.alone.calls(cell.case, cell.threads, ready), None
+        if calls is None and cell.threads > 1 and self.clock.isolates:
+            calls, pools = self.workers.calls(cell.case, cell.threads, ready), None
         return self.clock.time(
             calls or {one.name: [each.call] for one, each in ready.items()},
             self._limits(ready) if self.suite.patient else self.plan.limits,
             seed=self.plan.seed,
-            on_round=lambda share: self._tell(cell.case, what, (number + share) / of),
+            on_round=lambda share: self._report(cell.case, what, (number + share) / of),
             pools=pools,
         )
 
@@ -279,7 +279,7 @@ class _Run:
         reason = reason or _too_much(count, total)
         if reason is not None:
             return self._leave_out(cell.case, COLD, reason)
-        self._tell(cell.case, "copying weights")
+        self._report(cell.case, "copying weights")
         calls: dict[str, list[Call]] = {}
         for one, each in taking_part.items():
             again = each.again or partial(_prepared, one, cell)
@@ -348,11 +348,11 @@ class _Run:
                 )
             )
 
-    def _peak_share(self, cell: _Cell, operations: int, taken: Samples) -> float | None:
+    def _peak_share(self, cell: _Cell, operations: int, samples: Samples) -> float | None:
         ceiling = self.ceilings.get(cell.threads)
         if not operations or ceiling is None:
             return None
-        return ceiling.share(operations / taken.median / 1e9)
+        return ceiling.share(operations / samples.median / 1e9)
 
 
 def _limit_share(cell: _Cell, one: Implementation, samples: Mapping[str, Samples]) -> Spread | None:
@@ -380,16 +380,16 @@ def _error(one: Implementation, ready: Ready, problem: Problem, case: Case) -> f
     return error
 
 
-def _prepared(one: Implementation, cell: _Cell) -> Call:
-    return one.prepare(cell.problem, cell.threads).call
+def _prepared(implementation: Implementation, cell: _Cell) -> Call:
+    return implementation.prepare(cell.problem, cell.threads).call
 
 
 def _plain_loop(
-    cell: _Cell, one: Implementation, samples: Mapping[str, Samples],
+    cell: _Cell, implementation: Implementation, samples: Mapping[str, Samples],
     ours: Sequence[Implementation],
 ) -> str:  # fmt: skip
     """How slow a plain loop a fallback is, "" if it is none."""
-    ratio = samples[one.name].median / min(samples[each.name].median for each in ours)
+    ratio = samples[implementation.name].median / min(samples[each.name].median for each in ours)
     if ratio < _PLAIN_LOOP:
         return ""
     return (

@@ -291,16 +291,16 @@ def _summary(rows: Sequence[Row], dtypes: str, weights: str) -> Iterator[dict[st
     }
 
 
-def summary_table(found: Sequence[dict[str, Any]]) -> Table:
+def summary_table(rows: Sequence[dict[str, Any]]) -> Table:
     """`summaries` as text, with the shares of limits that some of them know."""
-    shares = [name for name in _SHARES if any(one[name] is not None for one in found)]
+    shares = [name for name in _SHARES if any(one[name] is not None for one in rows)]
     left = ("threads", "dtypes", "weights", "rows", "a peer leads")
     left = (*left, "geometric mean", "p10", "worst", "which")
     made = new_table(
         "lowbit against the best peer of each row",
         [*((heading, False) for heading in left), *((_SHARES[name], True) for name in shares)],
     )
-    for one in found:
+    for one in rows:
         made.add_row(
             *(str(one[name]) for name in ("threads", "dtypes", "weights", "rows", "behind")),
             *(three_digits(one[name]) for name in ("geometric_mean", "p10", "worst")),

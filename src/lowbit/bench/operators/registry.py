@@ -79,7 +79,7 @@ class Work(Problem):
         largest = float(self.ideal.abs().max()) or 1.0
         return float((result.to(self.ideal.dtype) - self.ideal).abs().max()) / largest
 
-    def wrong(self, one: Implementation, result: Tensor) -> str | None:
+    def wrong(self, implementation: Implementation, result: Tensor) -> str | None:
         """Whoever has another shape, infinities or NaN."""
         return None if math.isfinite(self.error(result)) else "the result is not finite"
 

@@ -138,11 +138,11 @@ class Task(Problem):
         }
         return stated.expect(inputs)
 
-    def wrong(self, one: Implementation, result: NDArray[Any]) -> str | None:
+    def wrong(self, implementation: Implementation, result: NDArray[Any]) -> str | None:
         """Only lowbit's own must be within the budget of the specification."""
-        if (reason := super().wrong(one, result)) or one.kind != OURS:
+        if (reason := super().wrong(implementation, result)) or implementation.kind != OURS:
             return reason
-        expected = self.expected(ACTIVATIONS_OF[one.name])
+        expected = self.expected(ACTIVATIONS_OF[implementation.name])
         # It was read as float32, which holds all of bfloat16.
         verdict = expected.check(result[:, self.columns].astype(expected.dtype.storage))
         return None if verdict.ok else verdict.message
@@ -302,15 +302,15 @@ def _range(row: Row) -> str:
     return "M = 1" if m == 1 else f"M from 2 to {MANY_ROWS - 1}"
 
 
-def _means(found: Sequence[dict[str, Any]]) -> Table:
-    names = [name for name in ACTIVATIONS_OF if any(one["ours"] == name for one in found)]
+def _means(rows: Sequence[dict[str, Any]]) -> Table:
+    names = [name for name in ACTIVATIONS_OF if any(one["ours"] == name for one in rows)]
     made = table.new_table(
         "times as fast as others: geometric mean over the shapes (least)",
         [(each, False) for each in ("threads", "weights", "sizes", "lowbit against")]
         + [("shapes", True), *((name.removeprefix("lowbit "), True) for name in names)],
     )
     lines: dict[tuple[str, ...], dict[str, str]] = {}
-    for one in found:
+    for one in rows:
         key = tuple(str(one[x]) for x in ("threads", "weights", "sizes", "implementation", "rows"))
         mean = f"{table.three_digits(one['geometric_mean'])} ({table.three_digits(one['worst'])})"
         lines.setdefault(key, {})[one["ours"]] = mean

@@ -80,7 +80,7 @@ class Model(Problem):
     def error(self, result: Any) -> None:
         """There is a perplexity instead."""
 
-    def wrong(self, one: Implementation, result: Any) -> str | None:
+    def wrong(self, implementation: Implementation, result: Any) -> str | None:
         """Texts differ where two tokens are about as likely."""
 
     def perplexity(self, name: str) -> float | None:

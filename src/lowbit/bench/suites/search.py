@@ -267,7 +267,7 @@ class Queries(Problem):
     def error(self, result: Ids) -> None:
         """There is a recall instead."""
 
-    def wrong(self, one: Implementation, result: Ids) -> None:
+    def wrong(self, implementation: Implementation, result: Ids) -> None:
         """Whatever it finds: that is what is told."""
 
 

@@ -279,9 +279,9 @@ class Task(Problem):
         """The exact sums, int64 [M, N]."""
         return integer_product(self.a, self.b.T)
 
-    def wrong(self, one: Implementation, result: NDArray[Any]) -> str | None:
+    def wrong(self, implementation: Implementation, result: NDArray[Any]) -> str | None:
         """Everyone has to be exact."""
-        if reason := super().wrong(one, result):
+        if reason := super().wrong(implementation, result):
             return reason
         if np.array_equal(result, self.ideal):
             return None

@@ -13,7 +13,7 @@ from lowbit.bench.core.table import format_seconds, new_table
 from lowbit.lab.anatomy.result import Anatomy, Pane
 
 
-def page(one: Anatomy) -> str:
+def page(anatomy: Anatomy) -> str:
     """One file; a click on a row marks what comes from the same line in all panes."""
     style, script = (
         "".join(_part(package, name) for package, name in parts)
@@ -22,22 +22,22 @@ def page(one: Anatomy) -> str:
             (("lowbit.lab.anatomy", "page.js"),),
         )
     )
-    title = html.escape(one.kernel)
-    facts = _table(one.facts.items())
-    mix = _table((kind, str(count)) for kind, count in one.mix.items())
-    parts = _table((p.name, f"{format_seconds(p.seconds)} ({p.how})") for p in one.parts)
-    said = "".join(f"<p>{html.escape(line)}</p>" for line in (*one.mca, *one.notes))
-    panes = "".join(_pane(pane, one.places) for pane in one.panes)
+    title = html.escape(anatomy.kernel)
+    facts = _table(anatomy.facts.items())
+    mix = _table((kind, str(count)) for kind, count in anatomy.mix.items())
+    parts = _table((p.name, f"{format_seconds(p.seconds)} ({p.how})") for p in anatomy.parts)
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in (*anatomy.mca, *anatomy.notes))
+    panes = "".join(_pane(pane, anatomy.places) for pane in anatomy.panes)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<link rel="icon" href="data:,">\n<title>{title}</title>\n<style>\n{style}</style>\n'
-        f"</head>\n<body>\n<h1>{title}</h1>\n<p>{html.escape(one.about)}</p>\n"
+        f"</head>\n<body>\n<h1>{title}</h1>\n<p>{html.escape(anatomy.about)}</p>\n"
         '<p id="now" role="status">Choose a row: what comes from the same line is marked.</p>\n'
         f'<div class="panes">{panes}</div>\n'
         f"<section><h2>Registers and tiles</h2>{facts}</section>\n"
         f"<section><h2>The inner loop</h2>{mix}</section>\n"
-        + (f"<section><h2>The four parts</h2>{parts}</section>\n" if one.parts else "")
+        + (f"<section><h2>The four parts</h2>{parts}</section>\n" if anatomy.parts else "")
         + f"<section>{said}</section>\n<script>\n{script}</script>\n</body>\n</html>\n"
     )
 
@@ -62,23 +62,23 @@ def _pane(pane: Pane, places: Sequence[tuple[str, int]]) -> str:
     return f'<div class="pane"><h2>{html.escape(pane.title)}</h2><ol>{"".join(items)}</ol></div>'
 
 
-def text(one: Anatomy) -> RenderableType:
+def text(anatomy: Anatomy) -> RenderableType:
     """For a terminal: everything but the panes, of which it counts the rows."""
     table = new_table("", [("", False), ("", False)])
     table.show_header = False
-    for name, said in _facts(one):
+    for name, said in _facts(anatomy):
         table.add_row(name, said)
-    return Group(Text(one.kernel, "bold"), Text(one.about), table)
+    return Group(Text(anatomy.kernel, "bold"), Text(anatomy.about), table)
 
 
-def _facts(one: Anatomy) -> Iterator[tuple[str, str]]:
-    for pane in one.panes:
+def _facts(anatomy: Anatomy) -> Iterator[tuple[str, str]]:
+    for pane in anatomy.panes:
         linked = sum(at is not None for _, at in pane.rows)
         yield pane.title, f"{len(pane.rows)} rows, {linked} with their line"
-    yield from one.facts.items()
-    mix = ", ".join(f"{count} {kind}" for kind, count in one.mix.items() if count)
+    yield from anatomy.facts.items()
+    mix = ", ".join(f"{count} {kind}" for kind, count in anatomy.mix.items() if count)
     yield "inner loop", mix or "none"
-    for part in one.parts:
+    for part in anatomy.parts:
         yield part.name, f"{format_seconds(part.seconds)}: {part.how}"
-    for line in (*one.mca, *one.notes):
+    for line in (*anatomy.mca, *anatomy.notes):
         yield "", line

@@ -215,9 +215,9 @@ def change(before: Explained, after: Explained) -> Change:
     )
 
 
-def _body(one: Explained) -> list[str]:
+def _body(variant: Explained) -> list[str]:
     """The text without the kernel's name where it is defined, which differs always."""
-    return [line.rstrip() for line in without_name(one.built.lines) if line.strip()]
+    return [line.rstrip() for line in without_name(variant.built.lines) if line.strip()]
 
 
 def _text(before: Explained, after: Explained) -> tuple[str, ...]:

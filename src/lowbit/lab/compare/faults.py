@@ -129,10 +129,10 @@ class Fault:
         return TITLES[self.kind]
 
 
-def ordered(found: Iterable[Fault]) -> list[Fault]:
+def ordered(faults: Iterable[Fault]) -> list[Fault]:
     """Each kind of each line once, in loops first, faults before notes."""
     first: dict[tuple[str, int | None], Fault] = {}
-    for one in sorted(found, key=lambda f: not f.in_loop):
+    for one in sorted(faults, key=lambda f: not f.in_loop):
         first.setdefault((one.kind, one.line), one)
     return sorted(first.values(), key=lambda f: (f.severity != "fault", not f.in_loop))
 
@@ -197,16 +197,16 @@ _ADVICE = {
 }
 
 
-def _kinds(one: Instruction, wide: bool) -> list[str]:
-    base, *rest = one.opcode.split(".")
+def _kinds(instruction: Instruction, wide: bool) -> list[str]:
+    base, *rest = instruction.opcode.split(".")
     kinds = list[str]()
-    if _F64.search(one.opcode) and not wide and base not in ("ld", "st", "mov", "selp"):
+    if _F64.search(instruction.opcode) and not wide and base not in ("ld", "st", "mov", "selp"):
         kinds.append("float64")
     if base in ("div", "rem") and rest[-1] in ("s64", "u64"):
         kinds.append("int64-division")
     elif base in ("div", "rem") and rest[-1] in ("s32", "u32"):
         kinds.append("int32-division")
-    elif _INT64.search(one.opcode):
+    elif _INT64.search(instruction.opcode):
         kinds.append("int64-index")
     if base == "cvt" and not ("f64" in rest and wide):
         kinds.append("conversion")

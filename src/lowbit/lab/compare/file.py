@@ -65,11 +65,11 @@ def read(
 
 
 def _problems(
-    names: Mapping[str, Any], path: Path, given: Mapping[str, int], default: int | None
+    names: Mapping[str, Any], path: Path, sizes: Mapping[str, int], default: int | None
 ) -> tuple[Problem, Problem]:
     spec: Any = names.get("spec")
     make, output = names.get("inputs"), names.get("output")
-    stated = {**_sizes(names, "sizes", path), **given}
+    stated = {**_sizes(names, "sizes", path), **sizes}
     small = _sizes(names, "small", path)
     if spec is None:
         if make is None or output is None or not (stated or small):

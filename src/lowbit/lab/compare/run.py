@@ -116,22 +116,22 @@ def _gpu() -> tuple[str, int] | None:
 
 
 def _explained(
-    one: Variant, comparison: Comparison, sm: int, first: Baseline | None
+    variant: Variant, comparison: Comparison, sm: int, first: Baseline | None
 ) -> tuple[Explained, Array | None]:
-    kind = kind_of(one.kernel)()
+    kind = kind_of(variant.kernel)()
     try:
-        built = build(one, comparison.large, sm, comparison.path)
+        built = build(variant, comparison.large, sm, comparison.path)
     except ValueError as error:  # the others can still be shown
-        nothing = Built(*kind.text(one.kernel), missing=(str(error),))
+        nothing = Built(*kind.text(variant.kernel), missing=(str(error),))
         checked = Checked(None, None, None, "it was not compiled")
-        return Explained(one.name, kind.title, nothing, checked, notes=[str(error)]), None
+        return Explained(variant.name, kind.title, nothing, checked, notes=[str(error)]), None
     try:
         with blamed(comparison.path):
-            checked, result = kind.check(one, built, comparison.small, first)
+            checked, result = kind.check(variant, built, comparison.small, first)
     except Exception as error:  # a kernel that is called may raise anything
         said = error if error.__cause__ else f"{type(error).__name__}: {error}"
         checked, result = Checked(False, None, "a call", f"it raises an error: {said}"), None
-    return explain(one, built, checked, comparison.large, sm), result
+    return explain(variant, built, checked, comparison.large, sm), result
 
 
 def _timed(

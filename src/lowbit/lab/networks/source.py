@@ -128,7 +128,7 @@ def called(what: str) -> Any:
     return made()
 
 
-def _of_function(what: str, given: list[Arrays] | None) -> Source:
+def _of_function(what: str, batches: list[Arrays] | None) -> Source:
     """What `module:function` returns."""
     from torch import nn
 
@@ -141,8 +141,8 @@ def _of_function(what: str, given: list[Arrays] | None) -> Source:
             f"{what} returns {type(network).__name__}: let it return a torch.nn.Module, or a pair "
             "(model, example)"
         )
-    if given is not None:
-        return _of_module(function, network, given, "a file")
+    if batches is not None:
+        return _of_module(function, network, batches, "a file")
     if example is None:
         raise ValueError(
             f"{what} says no inputs: give --data FILE.npy, or let it return (model, example)"
@@ -192,16 +192,16 @@ def _like(example: Arrays) -> Arrays:
 
 
 def _batches(
-    graph: Graph, given: list[Arrays]
+    graph: Graph, batches: list[Arrays]
 ) -> tuple[tuple[dict[str, Array], ...], dict[str, Array]]:
     """Batches of a size that the graph takes, and the sample: the last of several."""
-    for arrays in given:
+    for arrays in batches:
         if len(arrays) != len(graph.inputs):
             raise ValueError(f"the inputs are {', '.join(graph.inputs)}; got {len(arrays)} arrays")
     cut, first = _samples(graph)
     parts = [
         dict(zip(graph.inputs, part, strict=True))
-        for arrays in given
+        for arrays in batches
         for part in _parts(arrays, cut, _BATCH if isinstance(first, str) else first)
     ]
     if not parts:

@@ -77,10 +77,10 @@ def programs(loop: Sequence[Instruction]) -> dict[str, list[Instruction]]:
 _NEXT = MemoryOperand(Register.R11, displ=1, displ_size=1)
 
 
-def _is_tile(one: Instruction) -> bool:
+def _is_tile(instruction: Instruction) -> bool:
     return any(
-        one.op_kind(n) == OpKind.REGISTER and RegisterExt.is_tmm(one.op_register(n))
-        for n in range(one.op_count)
+        instruction.op_kind(n) == OpKind.REGISTER and RegisterExt.is_tmm(instruction.op_register(n))
+        for n in range(instruction.op_count)
     )
 
 
@@ -90,11 +90,11 @@ class _Slots:
     def __init__(self) -> None:
         self._read = self._written = 0
 
-    def moved(self, one: Instruction) -> Instruction:
+    def moved(self, instruction: Instruction) -> Instruction:
         """An instruction whose operand in memory lies in the next slot, and that leaves alone the
         registers by which the loop is run."""
-        made = one.copy()
-        _, writes = roles.accesses(one)
+        made = instruction.copy()
+        _, writes = roles.accesses(instruction)
         for number in range(made.op_count):
             kind = made.op_kind(number)
             if kind == OpKind.REGISTER and RegisterExt.is_gpr(made.op_register(number)):
@@ -139,14 +139,14 @@ def _free(loop: Sequence[Instruction]) -> int:
     return next((number for number in numbers if number not in written), 15)
 
 
-def _without_memory(one: Instruction, free: int) -> Instruction:
+def _without_memory(instruction: Instruction, free: int) -> Instruction:
     """With a register in place of what is loaded."""
-    made = one.copy()
+    made = instruction.copy()
     for number in range(made.op_count):
         if made.op_kind(number) == OpKind.MEMORY:
             made.is_broadcast = False
             made.set_op_kind(number, OpKind.REGISTER)
-            base = {512: Register.ZMM0, 256: Register.YMM0}.get(roles.vector_bits(one), 0)
+            base = {512: Register.ZMM0, 256: Register.YMM0}.get(roles.vector_bits(instruction), 0)
             made.set_op_register(number, _register(base or Register.XMM0, free))
     return made
 

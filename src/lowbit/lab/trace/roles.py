@@ -96,38 +96,38 @@ def multiplier(mnemonic: str) -> Multiplier | None:
     return next((one for one in MULTIPLIERS if re.fullmatch(one.pattern, mnemonic)), None)
 
 
-def mnemonic(one: Instruction) -> str:
+def mnemonic(instruction: Instruction) -> str:
     """Such as "vpdpbusd"."""
-    return _formatter.format_mnemonic(one, FormatMnemonicOptions.NO_PREFIXES)
+    return _formatter.format_mnemonic(instruction, FormatMnemonicOptions.NO_PREFIXES)
 
 
-def text(one: Instruction) -> str:
+def text(instruction: Instruction) -> str:
     """In Intel's syntax."""
-    return _formatter.format(one)
+    return _formatter.format(instruction)
 
 
-def vector_bits(one: Instruction) -> int:
+def vector_bits(instruction: Instruction) -> int:
     """Width of its widest vector register; 0 if it has none."""
     widths = [0]
-    for number in range(one.op_count):
-        if one.op_kind(number) == OpKind.REGISTER:
-            register = one.op_register(number)
+    for number in range(instruction.op_count):
+        if instruction.op_kind(number) == OpKind.REGISTER:
+            register = instruction.op_register(number)
             if RegisterExt.is_vector_register(register):
                 widths.append(8 * RegisterExt.size(register))
     return max(widths)
 
 
-def is_vector(one: Instruction) -> bool:
+def is_vector(instruction: Instruction) -> bool:
     """Whether it works on vector, mask or matrix registers."""
-    return vector_bits(one) > 0 or any(
-        one.op_kind(n) == OpKind.REGISTER and RegisterExt.is_tmm(one.op_register(n))
-        for n in range(one.op_count)
+    return vector_bits(instruction) > 0 or any(
+        instruction.op_kind(n) == OpKind.REGISTER and RegisterExt.is_tmm(instruction.op_register(n))
+        for n in range(instruction.op_count)
     )
 
 
-def features(one: Instruction) -> tuple[str, ...]:
+def features(instruction: Instruction) -> tuple[str, ...]:
     """The CPU features that it needs, by iced-x86's names."""
-    return tuple(_FEATURES[number] for number in one.cpuid_features())
+    return tuple(_FEATURES[number] for number in instruction.cpuid_features())
 
 
 def code_features(name: str) -> tuple[str, ...]:
@@ -137,42 +137,42 @@ def code_features(name: str) -> tuple[str, ...]:
     return features(made)
 
 
-def accesses(one: Instruction) -> tuple[bool, bool]:
+def accesses(instruction: Instruction) -> tuple[bool, bool]:
     """Whether it reads and writes data in memory; a prefetch does neither."""
     reads = writes = False
-    for used in _information.info(one).used_memory():
+    for used in _information.info(instruction).used_memory():
         reads |= used.access in (OpAccess.READ, OpAccess.COND_READ, OpAccess.READ_WRITE)
         writes |= used.access in (OpAccess.WRITE, OpAccess.COND_WRITE, OpAccess.READ_WRITE)
     return reads, writes
 
 
-def roles(one: Instruction) -> tuple[str, ...]:
+def roles(instruction: Instruction) -> tuple[str, ...]:
     """What it does; one that multiplies what it loads has several roles."""
-    name = mnemonic(one)
-    if one.flow_control != FlowControl.NEXT:
-        is_call = one.flow_control in (FlowControl.CALL, FlowControl.INDIRECT_CALL)
+    name = mnemonic(instruction)
+    if instruction.flow_control != FlowControl.NEXT:
+        is_call = instruction.flow_control in (FlowControl.CALL, FlowControl.INDIRECT_CALL)
         return (CALL,) if is_call else (CONTROL,)
     if name.startswith("prefetch"):
         return (PREFETCH,)
     if name in ("pause", "tpause", "umwait"):
         return (WAIT,)
-    reads, writes = accesses(one)
+    reads, writes = accesses(instruction)
     found = []
-    if _BROADCASTS.fullmatch(name) or (reads and one.is_broadcast):
+    if _BROADCASTS.fullmatch(name) or (reads and instruction.is_broadcast):
         found.append(BROADCAST)
-    elif reads and not one.is_stack_instruction:
+    elif reads and not instruction.is_stack_instruction:
         found.append(LOAD)
-    found += _computes(one, name, writes)
-    if writes and not one.is_stack_instruction:
+    found += _computes(instruction, name, writes)
+    if writes and not instruction.is_stack_instruction:
         found.append(WRITE_BACK)
     return tuple(found) or (OTHER,)
 
 
-def _computes(one: Instruction, name: str, writes: bool) -> list[str]:
+def _computes(instruction: Instruction, name: str, writes: bool) -> list[str]:
     found = multiplier(name)
-    if found is not None and (is_vector(one) or name not in ("imul", "mul", "mulx")):
+    if found is not None and (is_vector(instruction) or name not in ("imul", "mul", "mulx")):
         return [PRODUCTS, ACCUMULATE] if found.adds else [PRODUCTS]
-    if not is_vector(one) and not name.startswith("tile"):
+    if not is_vector(instruction) and not name.startswith("tile"):
         if name.startswith(("cmp", "test")):
             return [CONTROL]
         return [] if writes and name == "mov" else [ADDRESS]
@@ -209,10 +209,10 @@ def multiply_adds(loop: Sequence[Instruction]) -> tuple[int, str, tuple[str, ...
     return sum(found.values()), kinds.most_common(1)[0][0], tuple(n for n, _ in found.most_common())
 
 
-def _kind(one: Instruction, what: Multiplier) -> str:
+def _kind(instruction: Instruction, what: Multiplier) -> str:
     if what.bits or what.tile:
         return what.arithmetic
-    return "float32" if mnemonic(one).endswith("ss") else "float64"
+    return "float32" if mnemonic(instruction).endswith("ss") else "float64"
 
 
 def accumulators(loop: Iterable[Instruction]) -> int:

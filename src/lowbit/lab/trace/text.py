@@ -18,51 +18,51 @@ _LISTED = 40
 _CACHED = "all operands in the nearest cache"
 
 
-def render(one: Trace, whole: bool = False) -> RenderableType:
+def render(trace: Trace, whole: bool = False) -> RenderableType:
     """The verdict first, then operators, callers, the loop and its limit. whole: every operator,
     frame and instruction."""
-    parts: list[RenderableType] = [Text(f"{one.subject} on {one.cpu}", style="bold"), ""]
-    parts += [_head(one), "", _operators(one, whole), *_chain(one, whole), ""]
-    if one.parts:
-        parts += [_parts(one), ""]
-    if one.loops:
-        parts += list(_hot(one.loops[0], whole))
-        if one.limit is not None:
-            parts += ["", *_limit(one.limit)]
-        if len(one.loops) > 1:
-            parts += ["", _others(one)]
+    parts: list[RenderableType] = [Text(f"{trace.subject} on {trace.cpu}", style="bold"), ""]
+    parts += [_head(trace), "", _operators(trace, whole), *_chain(trace, whole), ""]
+    if trace.parts:
+        parts += [_parts(trace), ""]
+    if trace.loops:
+        parts += list(_hot(trace.loops[0], whole))
+        if trace.limit is not None:
+            parts += ["", *_limit(trace.limit)]
+        if len(trace.loops) > 1:
+            parts += ["", _others(trace)]
     else:
-        parts.append(Text(one.why))
-    parts += [Text(f"Note: {note}.") for note in one.notes]
+        parts.append(Text(trace.why))
+    parts += [Text(f"Note: {note}.") for note in trace.notes]
     before, while_sampled = (
-        format_seconds(seconds) for seconds in (one.mean_cpu_seconds, one.sampled_cpu_seconds)
+        format_seconds(seconds) for seconds in (trace.mean_cpu_seconds, trace.sampled_cpu_seconds)
     )
     cost = f"a call took {while_sampled} of the processor while sampled, {before} before"
-    parts.append(Text(f"{one.samples} samples: {cost}; all took {one.took_seconds:.0f} s."))
+    parts.append(Text(f"{trace.samples} samples: {cost}; all took {trace.took_seconds:.0f} s."))
     return Group(*parts)
 
 
-def _head(one: Trace) -> Table:
+def _head(trace: Trace) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("fast path", Text(one.verdict.text))
-    if one.operators:
-        first = one.operators[0]
+    table.add_row("fast path", Text(trace.verdict.text))
+    if trace.operators:
+        first = trace.operators[0]
         table.add_row(
             "operator", Text(f"{first.name}, {first.share:.0%} of all operators' own time")
         )
-    if one.loops:
-        hot = one.loops[0]
-        callers = [frame.function for frame in one.chain[:-1] if frame.named and frame.matters]
+    if trace.loops:
+        hot = trace.loops[0]
+        callers = [frame.function for frame in trace.chain[:-1] if frame.named and frame.matters]
         by = f", called by {callers[-1]}" if callers else ""
         where = f" in {hot.library}" if hot.library else f", made at run time{by}"
         table.add_row("kernel", Text(f"{hot.function}{where}"))
         table.add_row("instructions", _instructions(hot))
-    low, high = format_seconds(one.seconds.p10), format_seconds(one.seconds.p90)
-    ran = f"; the processor took {format_seconds(one.cpu_seconds)} at least"
-    middle = format_seconds(one.seconds.median)
-    count = "1 thread" if one.threads == 1 else f"{one.threads} threads"
+    low, high = format_seconds(trace.seconds.p10), format_seconds(trace.seconds.p90)
+    ran = f"; the processor took {format_seconds(trace.cpu_seconds)} at least"
+    middle = format_seconds(trace.seconds.median)
+    count = "1 thread" if trace.threads == 1 else f"{trace.threads} threads"
     table.add_row("one call", f"{middle} ({low} to {high}), untraced, {count}{ran}")
     return table
 
@@ -73,25 +73,25 @@ def _instructions(hot: Loop) -> str:
     return f"{', '.join(hot.products) or 'no products'}{wide}; sets: {sets}"
 
 
-def _operators(one: Trace, whole: bool) -> Table:
+def _operators(trace: Trace, whole: bool) -> Table:
     columns = [("operator", False), ("self", True), ("share", True), ("total", True)]
     table = new_table(
-        f"Operators, by {one.operators_by}", [*columns, ("calls", True), ("mean", True)]
+        f"Operators, by {trace.operators_by}", [*columns, ("calls", True), ("mean", True)]
     )
-    for row in one.operators if whole else one.operators[:_OPERATORS]:
+    for row in trace.operators if whole else trace.operators[:_OPERATORS]:
         own, total = format_seconds(row.self_seconds), format_seconds(row.total_seconds)
         mean = format_seconds(row.mean_seconds)
         table.add_row(Text(row.name), own, f"{row.share:.1%}", total, str(row.calls), mean)
-    left = len(one.operators) - _OPERATORS
+    left = len(trace.operators) - _OPERATORS
     if left > 0 and not whole:
         table.caption = f"and {left} more; --whole shows all"
     return table
 
 
-def _chain(one: Trace, whole: bool) -> Iterator[RenderableType]:
+def _chain(trace: Trace, whole: bool) -> Iterator[RenderableType]:
     yield Text("Call chain, from Python to the kernel", style="bold")
     depth = left = 0
-    for where, group in groupby(one.chain, key=lambda frame: frame.named or frame.where):
+    for where, group in groupby(trace.chain, key=lambda frame: frame.named or frame.where):
         frames = list(group)
         if whole or where is True:
             shown = [_frame(frame) for frame in frames if whole or frame.matters]
@@ -109,9 +109,9 @@ def _frame(frame: Frame) -> str:
     return f"{frame.function}  [{frame.where}]"
 
 
-def _parts(one: Trace) -> Table:
+def _parts(trace: Trace) -> Table:
     table = new_table("Where the time goes", [("part", False), ("share", True), ("in", False)])
-    for part in one.parts:
+    for part in trace.parts:
         table.add_row(part.name, f"{part.share:.1%}", Text(", ".join(part.functions)))
     return table
 
@@ -167,10 +167,10 @@ def _limit(limit: Limit) -> Iterator[RenderableType]:
         yield Text(f"  a call would take {allowed}; its loops take {taken}: {reached}")
 
 
-def _others(one: Trace) -> Table:
+def _others(trace: Trace) -> Table:
     columns = [("other loops", False), ("part", False), ("share", True), ("multiplies with", False)]
     table = new_table("", columns)
-    for loop in one.loops[1:]:
+    for loop in trace.loops[1:]:
         what = ", ".join(loop.products) or "/".join(
             role for role in loop.structure if role not in (roles.CONTROL, roles.ADDRESS)
         )

@@ -133,9 +133,9 @@ class Unwinder:
                     (waiting.appendleft if after.at == one.next_ip else waiting.append)(after)
         raise LookupError(f"no way back from {start:#x}")
 
-    def _leads_to_call(self, made: Rules, registers: Mapping[int, int], read: Read) -> bool:
+    def _leads_to_call(self, rules: Rules, registers: Mapping[int, int], read: Read) -> bool:
         try:
-            address = _caller(made, registers, read)[RETURN]
+            address = _caller(rules, registers, read)[RETURN]
         except LookupError:
             return False
         for size in range(2, 9):
@@ -145,14 +145,14 @@ class Unwinder:
         return False
 
 
-def _caller(one: Rules, registers: Mapping[int, int], read: Read) -> dict[int, int]:
+def _caller(rules: Rules, registers: Mapping[int, int], read: Read) -> dict[int, int]:
     """Registers as they are in the caller. LookupError if there is none, or it is not known."""
-    if RETURN not in one.kept:
+    if RETURN not in rules.kept:
         raise LookupError("the outermost function")
-    frame = one.frame.address(registers, read)
+    frame = rules.frame.address(registers, read)
     based = {**registers, FRAME: frame}
     found = {**registers, SP: frame}
-    for register, place in one.kept.items():
+    for register, place in rules.kept.items():
         address = place.address(based, read, frame)
         kept = int.from_bytes(read(address, _WORD), "little") if place.in_memory else address
         found[register] = kept
@@ -202,17 +202,17 @@ class _Way:
             return replace(self, kept={**self.kept, target: place}) if place else self
         return self
 
-    def _set(self, one: Instruction) -> _Way | None:
+    def _set(self, instruction: Instruction) -> _Way | None:
         """The stack pointer is written."""
-        kind = one.mnemonic
-        if kind in (Mnemonic.ADD, Mnemonic.SUB) and one.op1_kind != OpKind.REGISTER:
-            amount = _signed(one.immediate(1))
+        kind = instruction.mnemonic
+        if kind in (Mnemonic.ADD, Mnemonic.SUB) and instruction.op1_kind != OpKind.REGISTER:
+            amount = _signed(instruction.immediate(1))
             return replace(self, offset=self.offset + (amount if kind == Mnemonic.ADD else -amount))
         if kind == Mnemonic.LEA:
-            place = self._in_stack(one)
+            place = self._in_stack(instruction)
             return replace(self, base=place.register, offset=place.offset) if place else None
-        if kind == Mnemonic.MOV and one.op1_kind == OpKind.REGISTER:
-            source = _NUMBERS.get(one.op1_register)
+        if kind == Mnemonic.MOV and instruction.op1_kind == OpKind.REGISTER:
+            source = _NUMBERS.get(instruction.op1_register)
             return None if source is None or source in self.kept else self._from(source, 0)
         return None
 

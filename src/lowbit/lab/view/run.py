@@ -166,18 +166,18 @@ def view_subject(
     return View(view_data(trace, notes))
 
 
-def _sizes(operation: Operation, given: Sizes) -> dict[str, int]:
+def _sizes(operation: Operation, sizes: Sizes) -> dict[str, int]:
     unknown = dict.fromkeys(operation.names, _UNKNOWN_SIZE)
     exercise = operation.exercise or operation.fitted(unknown)
-    strange = [name for name in given if name not in operation.names]
+    strange = [name for name in sizes if name not in operation.names]
     if strange:
         raise ValueError(
             f"{operation.name} has no size {strange[0]!r}; it has {', '.join(operation.names)}"
         )
-    empty = [name for name, size in given.items() if size < 1]
+    empty = [name for name, size in sizes.items() if size < 1]
     if empty:
-        raise ValueError(f"the size {empty[0]} is {given[empty[0]]}; give at least 1")
-    return operation.complete({**exercise, **given})
+        raise ValueError(f"the size {empty[0]} is {sizes[empty[0]]}; give at least 1")
+    return operation.complete({**exercise, **sizes})
 
 
 def _elements(operation: Operation, sizes: Sizes) -> int:

@@ -310,11 +310,11 @@ def _access(access: Access, elements: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def _computation(made: Computation) -> dict[str, Any]:
+def _computation(computation: Computation) -> dict[str, Any]:
     return {
-        "name": made.name,
-        "operands": [_block(block) for block in made.operands],
-        "result": None if made.result is None else _block(made.result),
+        "name": computation.name,
+        "operands": [_block(block) for block in computation.operands],
+        "result": None if computation.result is None else _block(computation.result),
     }
 
 

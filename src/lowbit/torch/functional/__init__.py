@@ -17,6 +17,7 @@ from __future__ import annotations
 from lowbit.torch.functional.attention import attention
 from lowbit.torch.functional.attention_decode import attention_decode, write_cache
 from lowbit.torch.functional.convolution import conv2d
+from lowbit.torch.functional.eight_bits import quantize_rows, scaled_matmul
 from lowbit.torch.functional.int4 import (
     TiledWeight,
     bmm,
@@ -39,7 +40,9 @@ __all__ = [
     "linear",
     "pack_int4",
     "pack_int8",
+    "quantize_rows",
     "rms_norm",
+    "scaled_matmul",
     "softmax",
     "sum",
     "weight_only_matmul",

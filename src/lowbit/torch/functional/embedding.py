@@ -97,7 +97,11 @@ def _in_tiles(rows: Tensor, parts: Sequence[Tensor], dtype: str) -> Found:
     return values - middle, scale[rows], zero[0][rows] if zero else None
 
 
-_LOOKUPS = {"rows": _in_rows, "panels": _in_panels, "tiles": _in_tiles}
+def _in_bytes(rows: Tensor, parts: Sequence[Tensor], dtype: str) -> Found:
+    return _in_rows(rows, parts[:2], dtype)
+
+
+_LOOKUPS = {"rows": _in_rows, "panels": _in_panels, "tiles": _in_tiles, "bytes": _in_bytes}
 
 
 def _fake(indices: Tensor, *rest: Any) -> Tensor:

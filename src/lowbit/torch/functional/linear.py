@@ -22,6 +22,7 @@ from lowbit.product.dispatch import threads_key, wants_proof, wants_split
 from lowbit.product.prepare import KEPT
 from lowbit.product.prepared import Prepared
 from lowbit.torch.arguments import FLOATS, activations_refusal
+from lowbit.torch.functional.eight_bits import quantize_rows, scaled_matmul
 from lowbit.torch.functional.int4 import weight_only_matmul
 from lowbit.torch.registration import register
 from lowbit.weights.format import INT8, WeightFormat
@@ -57,7 +58,7 @@ def linear(
     if the weight were `weight.dequantize()`.
 
     ValueError for a shape that does not match; TypeError for another dtype; NotImplementedError for
-    activations that the device has no kernel for: on CUDA there is one for "float".
+    activations that the device has no kernel for: on CUDA 4-bit weights have those of "float".
     """
     if weight.input_scale is not None:
         x = x / weight.input_scale.to(x.dtype)
@@ -93,6 +94,8 @@ def _without_panels(
     if weight.packing == "rows":  # an embedding's
         whole = weight.dequantize().to(x.dtype)
         return torch.nn.functional.linear(x, whole, None if bias is None else bias.to(x.dtype))
+    if weight.packing == "bytes":
+        return _with_bytes(x, weight, bias, activations)
     if refusal := activations_refusal(activations, str(weight.device)):
         raise NotImplementedError(refusal)
     tiled = TiledWeight(
@@ -100,6 +103,23 @@ def _without_panels(
         weight.in_features, weight.group_size, 4 if weight.format.four_bits else 8,
     )  # fmt: skip
     return weight_only_matmul(x, tiled, bias)
+
+
+def _with_bytes(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, activations: str
+) -> Tensor:
+    """Rows of x become int8 on the way; derivatives are those of `weight.dequantize()`."""
+    flat = x.detach().reshape(-1, weight.in_features)
+    q, scale, zero = quantize_rows(flat, symmetric=activations == "symmetric")
+    out = scaled_matmul(
+        q, weight.integers, scale, weight.scale, None if bias is None else bias.detach(),
+        x_zero=zero, w_sum=None if zero is None else weight.sums, dtype=x.dtype,
+    ).view(*x.shape[:-1], weight.out_features)  # fmt: skip
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        plain = None if bias is None else bias.to(x.dtype)
+        exact = torch.nn.functional.linear(x, weight.dequantize().to(x.dtype), plain)
+        out = out + (exact - exact.detach())
+    return out
 
 
 @choosing("linear")
@@ -117,6 +137,10 @@ def linear_choice(
     if not gpu.capability:
         return Choice("lowbit's product for CPUs", None, "serves CPU tensors; see `lowbit explain`")
     format = WeightFormat(integers, group_size)
+    if activations != "float" and not format.four_bits:
+        from lowbit.kernels.triton.fast.scaled import scaled_choice
+
+        return scaled_choice(gpu, M, N, K)
     refusal = Tiles().refusal(format, K) or activations_refusal(activations, "cuda")
     if refusal:
         raise ValueError(f"no kernel serves it on {gpu}: {refusal}")

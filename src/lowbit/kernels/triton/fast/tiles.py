@@ -145,3 +145,23 @@ def finished(z: Tensor, extra: Extra) -> Tensor:
         z = z + extra.bias.to(z.dtype)
     z = ACTIVATIONS[extra.activation](z)
     return z if extra.residual is None else z + extra.residual
+
+
+def by_torch(
+    x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, x_zero: Tensor | None, extra: Extra,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """The product of 8-bit rows [M, K] and [N, K] with their scales, computed in a dtype."""
+    wide, right = x.to(dtype), w.to(dtype)
+    if x_zero is not None:
+        wide = wide - x_zero.to(dtype)[:, None]
+    scales = [one.to(dtype) for one in (x_scale, w_scale)]
+    if w_scale.dim() == 2:  # of blocks of 128
+        (N, K) = w.shape
+        wide = wide * scales[0].repeat_interleave(128, 1)[:, :K]
+        wide_scale = scales[1].repeat_interleave(128, 0)[:N].repeat_interleave(128, 1)
+        z = wide @ (right * wide_scale[:, :K]).T
+    else:
+        z = (wide @ right.T) * (scales[0][:, None] * scales[1])
+    more = (None if one is None else one.to(dtype) for one in extra[:2])
+    return finished(z, Extra(*more, extra.activation))

@@ -123,11 +123,17 @@ def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) 
         ) from error
 
 
+_NAMES = {"float8_e4m3fn": "float8e4nv"}
+"""Of dtypes, where Triton has its own."""
+
+
 def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
     if isinstance(value, TensorArgument):
         number = list(memory.tensors).index(value.name)
         dtype = value.dtype or memory.tensors[value.name].type.dtype
-        pointer = tl.pointer_type(tl.int1 if dtype == "bool" else getattr(tl, dtype))
+        pointer = tl.pointer_type(
+            tl.int1 if dtype == "bool" else getattr(tl, _NAMES.get(dtype, dtype))
+        )
         address = np.array([number * SPAN + START + value.offset], np.uint64)
         return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
     if isinstance(value, tuple):

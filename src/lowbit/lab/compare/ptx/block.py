@@ -210,8 +210,8 @@ class Block:
             bits = np.where(active, bits, old)
         self.registers[register] = bits
 
-    def _compute(self, one: Instruction, base: str, rest: list[str], active: Array) -> None:
-        target, *operands = one.operands
+    def _compute(self, instruction: Instruction, base: str, rest: list[str], active: Array) -> None:
+        target, *operands = instruction.operands
         types = [dtype_of(name) for name in rest if name in _KNOWN]
         if base == "mov" or base == "cvta":
             self._move(target, operands[0], types, base, rest, active)
@@ -225,7 +225,7 @@ class Block:
             self._together(target, operands, base, rest, types, active)
         elif base == "dp4a":
             given = [self.value(o, np.dtype("u4")) for o in operands]
-            self.put(target, dot_product(one.opcode, *given), active)
+            self.put(target, dot_product(instruction.opcode, *given), active)
         elif base == "shf":
             low, high, by = (self.value(o, np.dtype("u4")) for o in operands)
             self.put(target, funnel(low, high, by, "l" in rest, "wrap" in rest), active)
@@ -364,9 +364,9 @@ class Block:
                 values = self.value(part, np.dtype(f"u{size}"))
                 self._store(there, active, values)
 
-    def _copy(self, at: int, one: Instruction, active: Array) -> None:
+    def _copy(self, at: int, instruction: Instruction, active: Array) -> None:
         """cp.async: from global to shared memory; what lies beyond the source's size is 0."""
-        target, source, whole, *given = one.operands
+        target, source, whole, *given = instruction.operands
         target, source = self._address(target, "shared"), self._address(source, "global")
         if self.trace is not None:
             self.trace.note(at, source, active)
@@ -421,13 +421,13 @@ class Block:
         return self.shared[:whole].view(f"u{size}"), np.zeros(0)
 
     def _atomic(
-        self, one: Instruction, base: str, rest: list[str], addresses: Array, active: Array,
+        self, instruction: Instruction, base: str, rest: list[str], addresses: Array, active: Array,
         kind: np.dtype[Any],
     ) -> None:  # fmt: skip
         """One thread after the other."""
         what = next(name for name in rest if name in _ATOMICS)
         first = 2 if base == "atom" else 1
-        given = [self.value(o, kind) for o in one.operands[first:]]
+        given = [self.value(o, kind) for o in instruction.operands[first:]]
         old = np.zeros(self.lanes, kind)
         only = np.zeros(self.lanes, bool)
         for lane in np.flatnonzero(active):
@@ -441,7 +441,7 @@ class Block:
                 new = COMPUTE[what](old, given[0])
             self._store(addresses, only, np.ascontiguousarray(new).view(f"u{kind.itemsize}"))
         if base == "atom":
-            self.put(one.operands[0], old, active)
+            self.put(instruction.operands[0], old, active)
 
 
 _KNOWN = {f"{letter}{n}" for letter in "bus" for n in (8, 16, 32, 64)} | {

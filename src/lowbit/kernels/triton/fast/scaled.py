@@ -1,0 +1,296 @@
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+"""Products of 8 bits by 8 bits on Hopper, int8 or float8 (e4m3): z = (x · wᵀ) · scales.
+
+In Gluon, since Triton 3.6 waits for each product of int8 before it starts the next (its PTX has
+`wgmma.wait_group 0` in the loop; an H200 then reaches 0.7 of CUTLASS). The weight is the left
+operand, so that few rows of x take no more than they are. Programs stay, and load for their next
+tile while they store this one. Scales of blocks of 128 by 128 (DeepSeek-V3, arXiv 2412.19437,
+section 3.3) are applied to the sums of each 128 k in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from lowbit.kernels.triton.fast.counters import counters
+from lowbit.kernels.triton.fast.descriptors import aligned
+from lowbit.kernels.triton.fast.fragments import barrier, finish
+from lowbit.kernels.triton.fast.launch import (
+    Choice,
+    Config,
+    Gpu,
+    choosing,
+    gpu_of,
+    launch,
+    too_much_shared,
+)
+from lowbit.kernels.triton.fast.many_rows import load_by_tma
+from lowbit.kernels.triton.fast.tiles import Extra, by_torch, finished
+
+
+@dataclass(frozen=True)
+class ScaledConfig(Config, rows=64, columns=16, splits=1, num_warps=4, positive=("num_stages",)):
+    """Tiles of `rows` of the weight by `columns` rows of x, K cut in `splits`, `num_stages - 1`
+    steps of 128 k ahead."""
+
+    rows: int
+    columns: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+    def misfit(self) -> str | None:
+        if self.rows % (16 * self.num_warps):
+            return f"rows is {self.rows}; each of {self.num_warps} warps takes 16 at a time"
+        if self.num_stages < 2:
+            return "num_stages is 1; loads need a step ahead"
+        held = 128 * (self.rows + self.columns) * self.num_stages
+        return too_much_shared(held + (16 << 10))  # and where a tile is turned before its store
+
+
+def scaled_config(gpu: Gpu, M: int, N: int, K: int, blocks: bool) -> ScaledConfig:
+    """The largest tiles that leave most multiprocessors one, and K cut where there are too few."""
+
+    def tiles(rows: int, columns: int) -> int:
+        return -(-N // rows) * -(-M // columns)
+
+    most = 0.8 * gpu.multiprocessors
+    if M > 128 and not blocks and tiles(128, 256) >= most:
+        return ScaledConfig(128, 256, 1, 8, 4)
+    if M > 64 and tiles(128, 128) >= most:
+        return ScaledConfig(128, 128, 1, 8 if blocks else 4, 4 if blocks else 3)
+    columns = max(16, min(128 if M > 64 else 64, 1 << (M - 1).bit_length()))
+    rows = 128 if tiles(128, columns) >= most else 64
+    splits, steps = 1, -(-K // 128)
+    programs = gpu.multiprocessors * (2 if columns == 16 else 1)
+    while (
+        steps % (2 * splits) == 0
+        and steps >= 8 * splits
+        and (2 * splits * tiles(rows, columns) <= programs)
+    ):
+        splits *= 2
+    return ScaledConfig(rows, columns, splits, 4, 4 if columns > 64 else 6)
+
+
+@gluon.jit
+def _unit(unit, tiles_m, tiles_n, SPLITS: gl.constexpr):
+    """Which tile, and which part along K, a program takes as its work `unit`: rows of tiles of the
+    weight go over all of x eight at a time, so that both stay in L2."""
+    TALL: gl.constexpr = 8
+    tile, split = unit // SPLITS, unit % SPLITS
+    first = tile // (TALL * tiles_m) * TALL
+    tall = gl.minimum(tiles_n - first, TALL)
+    at = tile % (TALL * tiles_m)
+    return tile, split, first + at % tall, at // tall
+
+
+@gluon.jit
+def _load(step, steps, each, units, w_desc, x_desc, ws, xs, bars, tiles_m, tiles_n,
+          SPLITS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """The 128 k of a program's step, counted over all of its work, begin to move into a stage."""
+    unit = gl.program_id(0) + step // each * gl.num_programs(0)
+    there = unit < units
+    _, split, tile_n, tile_m = _unit(unit, tiles_m, tiles_n, SPLITS)
+    k = (split * each + step % each) * 128
+    stage = step % STAGES
+    bar = bars.index(stage)
+    mbarrier.expect(bar, w_desc.block_type.nbytes + x_desc.block_type.nbytes, pred=there)
+    load_by_tma(w_desc, [tile_n * w_desc.block_type.shape[0], k], bar, ws.index(stage), pred=there)
+    load_by_tma(x_desc, [tile_m * x_desc.block_type.shape[0], k], bar, xs.index(stage), pred=there)
+
+
+@gluon.jit(do_not_specialize=["M"])
+def scaled_kernel(
+    w_desc, x_desc, w_scale_ptr, x_scale_ptr, x_zero_ptr, w_sum_ptr, z_ptr, bias_ptr, residual_ptr,
+    part_ptr, met_ptr, M, N, K,
+    BLOCKS: gl.constexpr, ZERO: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
+    ACTIVATION: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+):  # fmt: skip
+    """z[m, n] = Σ_k (x[m, k] - zero[m])·w[n, k] · x_scale[m]·w_scale[n].
+
+    w_desc, x_desc: blocks [BLOCK_N, 128] and [BLOCK_M, 128]. BLOCKS: scales are
+    x_scale[m, k // 128] and w_scale[n // 128, k // 128]. ZERO: x_zero[m] and the sums of the
+    weight's rows, w_sum[n], int32.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
+    BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
+    SUM: gl.constexpr = gl.int32 if w_desc.dtype == gl.int8 else gl.float32
+    # Products of int8 have at most 224 columns (PTX ISA, wgmma.mma_async).
+    WIDE: gl.constexpr = 128 if BLOCK_M > 128 and gl.int32 == SUM else BLOCK_M
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, WIDE, 32]
+    )
+    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
+    tiles_m, tiles_n = (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N
+    units = tiles_m * tiles_n * SPLITS
+    each = (K + 127) // 128 // SPLITS
+    ws = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, 128], w_desc.layout)
+    xs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, 128], x_desc.layout)
+    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for ahead in gl.static_range(STAGES):
+        mbarrier.init(bars.index(ahead), count=1)
+    fence_async_shared()
+    for ahead in gl.static_range(STAGES - 1):
+        _load(ahead, K, each, units, w_desc, x_desc, ws, xs, bars, tiles_m, tiles_n, SPLITS, STAGES)
+    step = 0
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        tile, split, tile_n, tile_m = _unit(unit, tiles_m, tiles_n, SPLITS)
+        n = tile_n * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA))
+        m = tile_m * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
+        total = gl.zeros([BLOCK_N, BLOCK_M], SUM, MMA)
+        scaled = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
+        for at in range(each):
+            stage = step % STAGES
+            mbarrier.wait(bars.index(stage), step // STAGES & 1)
+            x = xs.index(stage).permute((1, 0))
+            if BLOCKS:
+                k = split * each + at
+                blocks = (K + 127) // 128
+                of_x = gl.load(x_scale_ptr + m.to(gl.int64) * blocks + k, mask=m < M, other=0.0)
+                of_w = gl.load(w_scale_ptr + n // 128 * blocks + k, mask=n < N, other=0.0)
+                total = warpgroup_mma(ws.index(stage), x, total, use_acc=False, is_async=True)
+                total = warpgroup_mma_wait(0, deps=(total,))
+                scaled += total * (gl.expand_dims(of_w, 1) * gl.expand_dims(of_x, 0))
+            else:
+                total = warpgroup_mma(ws.index(stage), x, total, is_async=True)
+                total = warpgroup_mma_wait(1, deps=(total,))
+            barrier()  # all are done with the stage before
+            _load(step + STAGES - 1, K, each, units, w_desc, x_desc, ws, xs, bars, tiles_m, tiles_n,
+                  SPLITS, STAGES)  # fmt: skip
+            step += 1
+        if not BLOCKS:
+            total = warpgroup_mma_wait(0, deps=(total,))
+            if ZERO:
+                zero = gl.load(x_zero_ptr + m, mask=m < M, other=0)
+                of_w = gl.load(w_sum_ptr + n, mask=n < N, other=0)
+                if SPLITS > 1:
+                    of_w = gl.where(split == 0, of_w, 0)
+                total -= gl.expand_dims(of_w, 1) * gl.expand_dims(zero, 0)
+            of_x = gl.load(x_scale_ptr + m, mask=m < M, other=0.0)
+            of_w = gl.load(w_scale_ptr + n, mask=n < N, other=0.0)
+            scaled = total.to(gl.float32) * gl.expand_dims(of_w, 1) * gl.expand_dims(of_x, 0)
+        finish(scaled, tile, split, tile_n * BLOCK_N, tile_m * BLOCK_M, M, N, z_ptr, bias_ptr,
+               residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION,
+               SPLITS)  # fmt: skip
+    for ahead in gl.static_range(STAGES):
+        mbarrier.invalidate(bars.index(ahead))
+
+
+@choosing("scaled_matmul")
+def scaled_choice(
+    gpu: Gpu, M: int, N: int, K: int, kind: str = "int8", blocks: bool = False
+) -> Choice[ScaledConfig | None]:
+    """For x [M, K] by a weight [N, K] of a kind, "int8" or "float8_e4m3fn", with scales of blocks
+    of 128 or of whole rows."""
+    if gpu.capability != 90:
+        refused = (("scaled_kernel", f"{gpu} has no wgmma"),)
+        return Choice("PyTorch in float32", None, "serves every product", refused)
+    if kind != "int8" and not blocks and M >= 512 and N % 16 == K % 16 == 0:
+        why = "cuBLAS is at the limit of the hardware there (torch._scaled_mm)"
+        return Choice("cuBLAS", None, why)
+    config = scaled_config(gpu, M, N, K, blocks)
+    return Choice("scaled_kernel", config, "wgmma takes both operands from shared memory")
+
+
+def scaled_matmul(
+    x: Tensor,
+    w: Tensor,
+    x_scale: Tensor,
+    w_scale: Tensor,
+    x_zero: Tensor | None,
+    w_sum: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """x [M, K] by w [N, K], with their scales: [M, N] of a dtype."""
+    extra, (M, K), N = Extra(bias, residual, activation), x.shape, len(w)
+    blocks = w_scale.dim() == 2
+    choice = scaled_choice(gpu_of(x.device), M, N, K, str(w.dtype)[6:], blocks)
+    if not (M and N and K):
+        return finished(torch.zeros(M, N, dtype=dtype, device=x.device), extra)
+    if choice.kernel == "cuBLAS" and dtype is not torch.float32:
+        scales = x_scale[:, None], w_scale[None, :]
+        x = x.contiguous()
+        z = torch._scaled_mm(x, w.T, *scales, out_dtype=dtype, use_fast_accum=True)
+        return finished(z, extra)
+    config = choice.config
+    if choice.kernel == "PyTorch in float32":
+        return by_torch(x, w, x_scale, w_scale, x_zero, extra, torch.float32).to(dtype)
+    config = config or scaled_config(gpu_of(x.device), M, N, K, blocks)
+    return _launched(
+        aligned(x), aligned(w), (x_scale, w_scale, x_zero, w_sum), extra, dtype, config
+    )
+
+
+def _launched(
+    x: Tensor,
+    w: Tensor,
+    scales: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    extra: Extra,
+    dtype: torch.dtype,
+    config: ScaledConfig,
+) -> Tensor:
+    """The product by `scaled_kernel`, cut as a configuration says."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    config.require()
+    kinds: Any = gl
+    z = torch.empty(len(x), len(w), dtype=dtype, device=x.device)
+    tiles = -(-len(w) // config.rows) * -(-len(x) // config.columns)
+
+    def described(tensor: Tensor, rows: int) -> Any:
+        layout = kinds.NVMMASharedLayout.get_default_for([rows, 128], gl.int8)
+        sizes = list(tensor.shape), list(tensor.stride())
+        return TensorDescriptor(tensor, *sizes, [rows, 128], layout)
+
+    part = met = None
+    if config.splits > 1:
+        part = torch.empty(config.splits, *z.shape, dtype=torch.float32, device=z.device)
+        met = counters(z.device, tiles)
+    x_scale, w_scale, x_zero, w_sum = scales
+    arguments = {
+        "w_desc": described(w, config.rows),
+        "x_desc": described(x, config.columns),
+        "w_scale_ptr": w_scale,
+        "x_scale_ptr": x_scale,
+        "x_zero_ptr": x_zero,
+        "w_sum_ptr": w_sum,
+        "z_ptr": z,
+        "bias_ptr": extra.bias,
+        "residual_ptr": extra.residual,
+        "part_ptr": part,
+        "met_ptr": met,
+        "M": len(x),
+        "N": len(w),
+        "K": x.shape[1],
+        "BLOCKS": w_scale.dim() == 2,
+        "ZERO": x_zero is not None,
+        "BIAS": extra.bias is not None,
+        "RESIDUAL": extra.residual is not None,
+        "ACTIVATION": extra.activation,
+        "STAGES": config.num_stages,
+        "SPLITS": config.splits,
+    }
+    # One program of this size fits into a multiprocessor, or two.
+    held = 128 * (config.rows + config.columns) * config.num_stages
+    most = gpu_of(x.device).multiprocessors * max(1, (220 << 10) // (held + (16 << 10)))
+    grid = (min(tiles * config.splits, most),)
+    launch(scaled_kernel, grid, arguments, num_warps=config.num_warps)
+    return z
