@@ -156,6 +156,24 @@ def test_what_was_known_is_not_computed_again(tmp_path):
         near(sequence.rows(IDS[30:36]), lm.logits(IDS[:36])[30:])
 
 
+def test_load_on_a_gpu(tmp_path, monkeypatch):
+    """As far as it goes without one."""
+    random_model("qwen 3", tmp_path)
+    asked = []
+
+    def gpu(name):
+        asked.append(name)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(torch_backend, "gpu", gpu)
+    lm = LanguageModel.load(tmp_path, device="cuda:1", weights="int4", context=64, sequences=2)
+    assert asked == ["cuda:1"]
+    want = by_cpu(tmp_path, weights="int4").logits(IDS)
+    assert np.linalg.norm(lm.logits(IDS) - want) <= 0.06 * np.linalg.norm(want)
+    assert lm.context == 64
+    assert len(lm._free) == 2
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
