@@ -156,6 +156,17 @@ def test_what_was_known_is_not_computed_again(tmp_path):
         near(sequence.rows(IDS[30:36]), lm.logits(IDS[:36])[30:])
 
 
+def test_a_sequence_takes_over_what_another_knows(tmp_path):
+    random_model("llama", tmp_path)
+    lm = by_torch(tmp_path)
+    with lm.sequence() as first, lm.sequence() as second:
+        want = first.feed(IDS)
+        second.feed(IDS[:5])
+        second.copy(first, 30)
+        assert second.ids == IDS[:30]
+        near(second.feed(IDS[30:]), want)
+
+
 def test_load_on_a_gpu(tmp_path, monkeypatch):
     """As far as it goes without one."""
     random_model("qwen 3", tmp_path)

@@ -26,7 +26,8 @@ class Backend(Protocol):
     more than there are tokens. chunk: adds tokens to the sequence of a slot, behind `first` others,
     in one of those numbers of rows: what the head reads, of each token or, with `last`, of the last
     one, float32 [tokens, width]. step: adds a token to each of several sequences: logits
-    [tokens, vocabulary]. head: logits of what a chunk gave, without `logit_cap`.
+    [tokens, vocabulary]. head: logits of what a chunk gave, without `logit_cap`. copy: keys and
+    values of some tokens of a slot to the same places of another.
     """
 
     @property
@@ -37,6 +38,7 @@ class Backend(Protocol):
     ) -> Rows: ...
     def step(self, ids: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Rows: ...
     def head(self, hidden: Rows) -> Rows: ...
+    def copy(self, source: int, target: int, tokens: slice) -> None: ...
 
 
 class CpuBackend:
@@ -79,6 +81,10 @@ class CpuBackend:
     def head(self, hidden: Rows) -> Rows:
         """As `Backend` says."""
         return self._head(hidden)
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """As `Backend` says."""
+        self._cache[target, ..., tokens, :] = self._cache[source, ..., tokens, :]
 
     def _embedded(self, ids: Sequence[int]) -> Rows:
         rows = self._checkpoint.rows("token_embd.weight", ids)

@@ -289,8 +289,8 @@ class TokenSequence:
 
     def copy(self, other: TokenSequence, count: int) -> None:
         """Know the first `count` tokens of another sequence, of which it knows the first."""
-        cache, rows = self._model._cache, slice(self.length, count)
-        cache[self.slot, ..., rows, :] = cache[other.slot, ..., rows, :]
+        rows = slice(self.length, count)
+        self._model._backend.copy(other.slot, self.slot, rows)
         self.ids.extend(other.ids[rows])
 
     def check(self, count: int) -> None:
