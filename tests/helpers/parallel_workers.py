@@ -80,6 +80,7 @@ def work(rank: int, world: int, folder: Path, queue: Any) -> None:
             for index, config in enumerate(CONFIGS):
                 compared(rank, world, folder / f"{index}.safetensors", config)
             refused(world)
+            unfitting(world, folder / "0.safetensors")
     except BaseException:
         said = traceback.format_exc()
     finally:
@@ -136,3 +137,12 @@ def refused(world: int) -> None:
     with torch.enable_grad():
         x = torch.ones(2, 12, requires_grad=True)
         assert "pass no gradients" in raised(layer, x)
+
+
+def unfitting(world: int, path: Path) -> None:
+    """A file of another model leaves this one as it is."""
+    mesh, model = init_device_mesh("cpu", (world,)), Model()
+    model.norm = nn.LayerNorm(95)
+    before = dict(model.named_modules())
+    assert "does not fit this model" in raised(load_parallel, model, path, mesh, PLAN)
+    assert dict(model.named_modules()) == before

@@ -169,9 +169,7 @@ def test_caches(
         fill(cache)
         scales: Any = [cache.get(name) for name in ("k_scale", "v_scale")]
         decode: Any = fast.attention_decode
-        z = decode(
-            q, cache["k"], cache["v"], lengths, table, *scales, 0, 0.0, 0.3, config
-        )
+        z = decode(q, cache["k"], cache["v"], lengths, table, *scales, 0, 0.0, 0.3, config)
     fill(plain)
     for name, x in cache.items():
         assert torch.equal(x.view(torch.uint8), plain[name].view(torch.uint8)), name

@@ -176,7 +176,7 @@ def test_conv2d(last: bool, splits: int, type_: str, sm: int) -> None:
     from lowbit.kernels.triton.fast import conv2d
 
     itemsize = 4 if type_ == "fp32" else 2
-    config = conv2d.conv_choice(Gpu(sm, 132), 128, itemsize).config
+    config: Any = conv2d.conv_choice(Gpu(sm, 132), 128, itemsize).config
     kernel = conv2d.conv2d_kernel
     made: dict[str, Any] = dict.fromkeys(kernel.arg_names, "i32")
     made |= {name: f"*{type_}" for name in kernel.arg_names if name.endswith("_ptr")}

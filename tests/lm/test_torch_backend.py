@@ -114,6 +114,7 @@ def test_embeddings_that_are_quantized(name, tmp_path):
     near(by_torch(tmp_path).logits(IDS), want)
 
 
+@pytest.mark.slow
 def test_a_real_model():
     """Zero points that are real numbers, a table that the head shares; texts together."""
     lm, want = by_torch(smollm2(), context=64), by_cpu(smollm2(), context=64)
@@ -153,6 +154,35 @@ def test_what_was_known_is_not_computed_again(tmp_path):
         near(sequence.feed(IDS[-1:], prompt=True), want)
         sequence.rewind(30)
         near(sequence.rows(IDS[30:36]), lm.logits(IDS[:36])[30:])
+
+
+def test_a_sequence_takes_over_what_another_knows(tmp_path):
+    random_model("llama", tmp_path)
+    lm = by_torch(tmp_path)
+    with lm.sequence() as first, lm.sequence() as second:
+        want = first.feed(IDS)
+        second.feed(IDS[:5])
+        second.copy(first, 30)
+        assert second.ids == IDS[:30]
+        near(second.feed(IDS[30:]), want)
+
+
+def test_load_on_a_gpu(tmp_path, monkeypatch):
+    """As far as it goes without one."""
+    random_model("qwen 3", tmp_path)
+    asked = []
+
+    def gpu(name):
+        asked.append(name)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(torch_backend, "gpu", gpu)
+    lm = LanguageModel.load(tmp_path, device="cuda:1", weights="int4", context=64, sequences=2)
+    assert asked == ["cuda:1"]
+    want = by_cpu(tmp_path, weights="int4").logits(IDS)
+    assert np.linalg.norm(lm.logits(IDS) - want) <= 0.06 * np.linalg.norm(want)
+    assert lm.context == 64
+    assert len(lm._free) == 2
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ class Backend(Protocol):
     more than there are tokens. chunk: adds tokens to the sequence of a slot, behind `first` others,
     in one of those numbers of rows: what the head reads, of each token or, with `last`, of the last
     one, float32 [tokens, width]. step: adds a token to each of several sequences: logits
-    [tokens, vocabulary]. copy: keys and values of tokens, from a slot to another. head: logits of
-    what a chunk gave, without `logit_cap`.
+    [tokens, vocabulary]. head: logits of what a chunk gave, without `logit_cap`. copy: keys and
+    values of some tokens of a slot to the same places of another.
     """
 
     @property
@@ -37,8 +37,8 @@ class Backend(Protocol):
         self, ids: Sequence[int], first: int, slot: int, rows: int, *, last: bool
     ) -> Rows: ...
     def step(self, ids: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Rows: ...
-    def copy(self, source: int, target: int, tokens: slice) -> None: ...
     def head(self, hidden: Rows) -> Rows: ...
+    def copy(self, source: int, target: int, tokens: slice) -> None: ...
 
 
 class CpuBackend:
@@ -78,13 +78,13 @@ class CpuBackend:
         at, where = rows
         return self._step(self._embedded(ids), at, self._cache, where)[: len(ids) - extra]
 
-    def copy(self, source: int, target: int, tokens: slice) -> None:
-        """As `Backend` says."""
-        self._cache[target, ..., tokens, :] = self._cache[source, ..., tokens, :]
-
     def head(self, hidden: Rows) -> Rows:
         """As `Backend` says."""
         return self._head(hidden)
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """As `Backend` says."""
+        self._cache[target, ..., tokens, :] = self._cache[source, ..., tokens, :]
 
     def _embedded(self, ids: Sequence[int]) -> Rows:
         rows = self._checkpoint.rows("token_embd.weight", ids)

@@ -220,16 +220,16 @@ class TorchBackend:
         with self._lock, torch.inference_mode():
             return on_host(self._calls(given)[:count])
 
-    def copy(self, source: int, target: int, tokens: slice) -> None:
-        """As `Backend` says."""
-        with self._lock, torch.inference_mode():
-            self._cache[:, :, target, :, tokens] = self._cache[:, :, source, :, tokens]
-
     def head(self, hidden: Rows) -> Rows:
         """As `Backend` says."""
         with self._lock, torch.inference_mode():
             x = torch.from_numpy(hidden).to(self._device).to(self._dtype)
             return on_host(self.decoder.logits(x))
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """As `Backend` says."""
+        with self._lock, torch.inference_mode():
+            self._cache[:, :, target, :, tokens] = self._cache[:, :, source, :, tokens]
 
     def _stepped(self, given: Tensor) -> Tensor:
         """Logits of tokens at positions of slots: int64 [3, rows]."""

@@ -99,6 +99,32 @@ def _rms_dx_slack(case: Case, x: Array, weight: Array, dz: Array) -> Array:
     return _gradient_slack(*_rms(x), dz * weight, 0.0)
 
 
+def _gated_slack(case: Case, a: Array, b: Array) -> Array:
+    """The logistic function is 0 where float32 would be denormal."""
+    return _LEAST_NORMAL * np.abs(a * b)
+
+
+@specified(exercise=_SIZES, operations="6*N*T", slack=_gated_slack)
+def gated_silu(
+    a: Floats[np.ndarray, "N T"], b: Floats[np.ndarray, "N T"]
+) -> Floats[np.ndarray, "N T"]:
+    """z = a / (1 + exp(-a)) · b."""
+    return a / (1 + np.exp(-a)) * b
+
+
+def _added_slack(case: Case, x: Array, y: Array, weight: Array) -> Array:
+    """The sum is kept in the result's dtype, and its norm taken of that."""
+    return 3 * case.dtype("z").unit * np.abs(add_rms_norm.reference(x, y, weight))
+
+
+@specified(exercise=_SIZES, summed=("T",), operations="6*N*T", slack=_added_slack)
+def add_rms_norm(
+    x: Floats[np.ndarray, "N T"], y: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"]
+) -> Floats[np.ndarray, "N T"]:
+    """z = (x + y) / sqrt(mean (x + y)² + 1e-6) · weight."""
+    return _rms(x + y)[0] * weight
+
+
 @specified(exercise=_SIZES, summed=("T",), operations="8*N*T", slack=_layer_slack)
 def layer_norm(
     x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"], bias: Floats[np.ndarray, "T"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lowbit.torch.registration import register
+from lowbit.torch.registration import register, specified
 
 
 def rotate(
@@ -101,3 +101,13 @@ _add_norm_op = register(
     cpu=_add_norm_reference,
     fake=lambda x, *_: (x.new_empty(x.shape), x.new_empty(x.shape)),
 )
+
+
+@specified("gated_silu")
+def _gated_parts(a: Tensor, b: Tensor) -> Tensor:
+    return gated(torch.cat([a, b], 1), "silu")
+
+
+@specified("add_rms_norm")
+def _normed_sum(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return add_rms_norm(x, y, weight, 1e-6)[1]

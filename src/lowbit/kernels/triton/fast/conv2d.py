@@ -115,7 +115,7 @@ def add_parts(part, to, inside, parts_ptr, met_ptr, SPLITS: tl.constexpr):
     if tl.atomic_add(met_ptr + block, 1, sem="acq_rel") == SPLITS - 1:
         tl.debug_barrier()
         total = tl.zeros(part.shape, tl.float32)
-        for n in tl.range(0, SPLITS, loop_unroll_factor=4):
+        for n in tl.range(0, SPLITS, loop_unroll_factor=4):  # pyright: ignore[reportGeneralTypeIssues]
             total += tl.load(first + n * SIZE, cache_modifier=".cg")
         tl.store(to, total.to(to.dtype.element_ty), mask=inside)
         tl.atomic_xchg(met_ptr + block, 0, sem="relaxed")

@@ -17,7 +17,7 @@ from torch import Tensor
 from lowbit.kernels.triton.fast.launch import launch
 
 _BLOCK = 1024  # elements of a gated unit to a program
-_ELEMENTS = 16  # of a thread
+_ELEMENTS = 8  # of a thread: 16 bytes of bfloat16
 
 
 @triton.jit
@@ -76,6 +76,10 @@ def rotate(
 ) -> Tensor:  # fmt: skip
     """As `lowbit.torch.functional.decoding.rotate`."""
     q, k, v = (x if x.stride(1) == 1 else x.contiguous() for x in (q, k, v))
+    positions, slots = positions.contiguous(), slots.contiguous()
+    angles, q_norm, k_norm = (
+        None if one is None else one.contiguous() for one in (angles, q_norm, k_norm)
+    )
     key_heads, size = keys.shape[1], keys.shape[3]
     rows, heads = len(q), q.shape[1] // size
     out = keys.new_empty(rows, heads, size)
@@ -132,12 +136,12 @@ def add_norm_kernel(
     inside = i < length
     x = tl.load(x_ptr + row * x_stride + i, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + row * y_stride + i, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + i, mask=inside, other=0.0).to(tl.float32)  # before threads meet
     # The norm is that of the sum as it is kept.
     total = (x + y).to(sum_ptr.dtype.element_ty)
     tl.store(sum_ptr + row * length + i, total, mask=inside)
     total = total.to(tl.float32)
     factor = tl.rsqrt(tl.sum(total * total, axis=0) / length + epsilon)
-    weight = tl.load(weight_ptr + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(z_ptr + row * length + i, (total * factor * weight).to(z_ptr.dtype.element_ty),
              mask=inside)  # fmt: skip
 
@@ -145,6 +149,7 @@ def add_norm_kernel(
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """As `lowbit.torch.functional.decoding.add_rms_norm`."""
     x, y = (one if one.stride(1) == 1 else one.contiguous() for one in (x, y))
+    weight = weight.contiguous()
     rows, length = x.shape
     total, z = x.new_empty(rows, length), x.new_empty(rows, length)
     block = triton.next_power_of_2(length)
