@@ -5,7 +5,7 @@ Only blocks on the diagonal, or at the end, are masked.
 """
 
 # Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ programs beyond the keys return at once.
 
 # Triton turns numbers into its own types, which its annotations do not say.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportIndexIssue=false
 
 from __future__ import annotations
 
