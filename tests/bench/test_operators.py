@@ -94,6 +94,14 @@ def test_the_specification_counts_at_other_strides_and_heads(name: str) -> None:
         assert work.bytes == elements * (2 if one.dtype == "bfloat16" else 4)
 
 
+def test_a_cache_is_read_once() -> None:
+    sizes = {"B": 2, "heads": 6, "key_heads": 3, "length": 40, "size": 16}
+    work = operators.get("attention_decode").make(case(sizes, "bfloat16"), Generator())
+    assert work.operations == 4 * 2 * 6 * 40 * 16
+    assert work.bytes == 2 * (2 * 2 * 6 * 16 + 2 * 2 * 3 * 40 * 16)
+    assert work.error(work.calls["lowbit"]()) < 2.0**-6
+
+
 def test_rows_of_1k_to_128k_are_timed() -> None:
     for name in ("softmax", "row_sum", "rms_norm"):
         bench = operators.get(name)

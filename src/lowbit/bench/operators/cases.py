@@ -58,8 +58,9 @@ def _work(
 
 def _through(backend: Any, causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shared = q.shape[1] != k.shape[1]
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared)
 
     return forward
 
@@ -84,6 +85,32 @@ def attention(case: OperatorCase, generator: Generator) -> Work:
         calls[name] = partial(_through(backend, causal), q, k, v)
     reference = partial(_reference, q, k, v, causal)
     return _work(case, calls, reference, of_attention.attention, (q, q, k, v))
+
+
+# One query of each sequence: batch, heads, key heads, keys, head size.
+_CACHES = [(1, 32, 8, 8192, 128), (1, 32, 8, 65536, 128), (1, 32, 32, 8192, 128)]
+_CACHES += [(16, 32, 8, 4096, 64), (16, 32, 8, 4096, 128), (64, 32, 8, 2048, 128)]
+_DECODES = [
+    _case(dict(zip(("B", "heads", "key_heads", "length", "size"), one, strict=True)), "bfloat16")
+    for one in _CACHES
+]
+
+
+@operation("attention_decode", _DECODES, copies=False)
+def attention_decode(case: OperatorCase, generator: Generator) -> Work:
+    """One query, over a cache in one tensor."""
+    batch, heads, key_heads, length, size = case.sizes.values()
+    q = drawn(case, generator, batch, heads, 1, size)
+    k, v = (drawn(case, generator, batch, key_heads, length, size) for _ in "kv")
+    lengths = torch.full((batch,), length, dtype=torch.int32, device=q.device)
+    calls: dict[str, Call] = {"lowbit": lambda: ours.attention_decode(q, k, v, lengths)}
+    for name, backend in _BACKENDS.items():
+        calls[name] = partial(_through(backend, causal=False), q, k, v)
+    wide = (x.repeat_interleave(heads // key_heads, 1) for x in (k, v))
+    reference = partial(_reference, q, *wide, causal=False)
+    sizes = {"Q": 1, "K": length, "D": size}
+    spec = chosen(of_attention.attention_decode, case)
+    return Work(case, calls, reference, (spec,), sizes, (q, q, k, v))
 
 
 @operation("attention_backward", _ATTENTIONS, copies=False, quick=4)

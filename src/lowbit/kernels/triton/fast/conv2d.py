@@ -7,6 +7,9 @@ Where there are few blocks of the result, the terms are cut among several progra
 adds the parts, in their order. With a kernel of one pixel NHWC is a plain matrix product.
 """
 
+# Triton turns numbers into its own types, which its annotations do not say.
+# pyright: reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -216,14 +219,14 @@ def conv2d(
     if config is None:
         plain = taps == 1 and {*stride} == {1} and {*padding} == {0} and bias is None
         plain &= is_channels_last(x) and x.permute(0, 2, 3, 1).is_contiguous()
-        config = conv_choice(gpu, len(weight), x.element_size(), pixels, plain).config
-    if isinstance(config, MatmulConfig):
-        return _pointwise(x, weight, config)
+        chosen = conv_choice(gpu, len(weight), x.element_size(), pixels, plain).config
+        if isinstance(chosen, MatmulConfig):
+            return _pointwise(x, weight, chosen)
+        config = chosen
     config.require()
     flat = x.shape[1] % config.depth != 0 and x.shape[1] < 2 * config.depth
     if not flat:
-        # In NCHW neighbours of a thread's load are pixels, which the taps shift: loads of one
-        # element each. A copy costs less than those.
+        # In NCHW neighbours are pixels, which the taps shift: a copy costs less than narrow loads.
         x = x.contiguous(memory_format=torch.channels_last)
     if is_channels_last(x):
         weight = weight.contiguous(memory_format=torch.channels_last)

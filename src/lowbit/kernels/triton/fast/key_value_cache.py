@@ -2,7 +2,7 @@
 
 # Triton turns numbers into its own types, which its annotations do not say.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportIndexIssue=false
 
 from __future__ import annotations
 
