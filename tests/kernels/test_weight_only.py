@@ -131,20 +131,21 @@ def test_which_kernel_serves_and_why_others_do_not(
         assert reason in why
 
 
-def _chosen() -> Iterable[tuple[int, int, Any]]:
-    """What is chosen for many sizes: M, the bits, and each configuration once."""
+def _chosen() -> Iterable[tuple[int, int, int, Any]]:
+    """What is chosen for many sizes: M, the bits, the group, and each configuration once."""
     sizes = (5, 64, 300, 1024, 4096, 6144, 14336, 28672, 151936)
     rows = (1, 2, 9, 17, 32, 33, 65, 128, 129, 256, 512, 4096)
-    found = dict[Any, tuple[int, int]]()
-    for m, n, k, bits in itertools.product(rows, sizes, (32, 1000, 4096, 28672), (4, 8)):
-        config = weight_only_choice(H200, m, n, k, bits).config
-        found.setdefault((bits, m > 8, m > 16, config), (m, bits))
-    return [(m, bits, key[-1]) for key, (m, bits) in found.items()]
+    found = dict[Any, int]()
+    kinds = itertools.product(rows, sizes, (32, 1000, 4096, 28672), (4, 8), (128, 32))
+    for m, n, k, bits, group in kinds:
+        config = weight_only_choice(H200, m, n, k, bits, 2, group).config
+        found.setdefault((m > 8, m > 16, bits, group, config), m)
+    return [(m, *key[2:]) for key, m in found.items()]
 
 
-@pytest.mark.parametrize(("m", "bits", "config"), _chosen(), ids=str)
-def test_what_is_chosen_fits(m: int, bits: int, config: Any) -> None:
-    facts = () if isinstance(config, FewRowsConfig) else (bits // 4,)
+@pytest.mark.parametrize(("m", "bits", "group", "config"), _chosen(), ids=str)
+def test_what_is_chosen_fits(m: int, bits: int, group: int, config: Any) -> None:
+    facts = () if isinstance(config, FewRowsConfig) else (bits, group)
     assert config.refusal(*facts) is None
 
 
@@ -152,7 +153,7 @@ def test_configurations_that_do_not_fit() -> None:
     assert "4 warps takes 16" in str(FewRowsConfig(32, 1).refusal())
     assert "power of two" in str(FewRowsConfig(96, 1).refusal())
     assert "a step ahead" in str(FewRowsConfig(64, 1, 4, 1).refusal())
-    assert "shared memory" in str(ManyRowsConfig(128, 256, 1, 8, 3).refusal(2))
+    assert "shared memory" in str(ManyRowsConfig(128, 256, 1, 8, 3).refusal(8, 128))
     packed, _ = _drawn(70, 256, 128, "middle", torch.bfloat16)
     x = torch.zeros(2, 256, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="does not fit: num_stages is 1"):
@@ -300,19 +301,18 @@ def _moved(packed: TiledWeight) -> TiledWeight:
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize(("m", "bits", "config"), _chosen(), ids=str)
-def test_every_configuration_on_a_gpu(m: int, bits: int, config: Any) -> None:
+@pytest.mark.parametrize(("m", "bits", "group", "config"), _chosen(), ids=str)
+def test_every_configuration_on_a_gpu(m: int, bits: int, group: int, config: Any) -> None:
     """Twice, for the counters of what is cut along K must be zeros again."""
     kind = "int8" if bits == 8 else "whole"
-    for group in (128, 32):
-        packed, w = _drawn(1000, 4096, group, kind, torch.bfloat16)
-        x = torch.randn(m, 4096, generator=_generator(1)).bfloat16()
-        exact = x.double() @ w.T
-        run = next(one.run for one in KERNELS.values()
-                   if isinstance(one.config(H200, m, 4096, 4096, 4), type(config)))  # fmt: skip
-        for _ in range(2):
-            z = run(x.cuda(), _moved(packed), Extra(), config).cpu()
-            assert ((z.double() - exact).abs() <= _budget(x, w, kind, exact)).all()
+    packed, w = _drawn(1000, 4096, group, kind, torch.bfloat16)
+    x = torch.randn(m, 4096, generator=_generator(1)).bfloat16()
+    exact = x.double() @ w.T
+    few = isinstance(config, FewRowsConfig)
+    run = KERNELS["few_rows_kernel" if few else "many_rows_kernel"].run
+    for _ in range(2):
+        z = run(x.cuda(), _moved(packed), Extra(), config).cpu()
+        assert ((z.double() - exact).abs() <= _budget(x, w, kind, exact)).all()
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

@@ -61,12 +61,16 @@ class Chunk:
             out = attention(q.transpose(0, 1)[None], *both, causal=True, **form.options)[0]
             return out.transpose(0, 1)
         group = heads // len(keys)
-        q = q.view(rows, len(keys), group, size).permute(1, 2, 0, 3).reshape(-1, group * rows, size)
+        q = (
+            q.reshape(rows, len(keys), group, size)
+            .permute(1, 2, 0, 3)
+            .reshape(-1, group * rows, size)
+        )
         if form.window not in self._masks:
             mask = _mask(self.positions, end, form.window, keys.dtype)
             self._masks[form.window] = mask.repeat(group, 1)
         out = _attention(q[None], keys[None], values[None], self._masks[form.window], form)
-        return out.view(-1, group, rows, size).permute(2, 0, 1, 3).reshape(rows, heads, size)
+        return out.reshape(-1, group, rows, size).permute(2, 0, 1, 3).reshape(rows, heads, size)
 
 
 @dataclass
@@ -97,9 +101,9 @@ class Step:
             mask = _mask(self.positions, keys.shape[2], form.window, keys.dtype)
             self._masks[form.window] = mask[:, None, None]
         # The heads that share keys are rows of one product.
-        rows = q.view(len(q), keys.shape[1], -1, q.shape[-1])
+        rows = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])
         own = keys[self.slots], values[self.slots]
-        return _attention(rows, *own, self._masks[form.window], form).view(q.shape)
+        return _attention(rows, *own, self._masks[form.window], form).reshape(q.shape)
 
 
 def _mask(positions: Tensor, capacity: int, window: int, dtype: torch.dtype) -> Tensor:

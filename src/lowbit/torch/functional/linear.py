@@ -146,7 +146,8 @@ def linear_choice(
         raise ValueError(f"no kernel serves it on {gpu}: {refusal}")
     from lowbit.kernels.triton.fast.weight_only import weight_only_choice
 
-    return weight_only_choice(gpu, M, N, K, 4 if format.four_bits else 8, itemsize)
+    bits, size = 4 if format.four_bits else 8, Tiles().group_size(format, K)
+    return weight_only_choice(gpu, M, N, K, bits, itemsize, size)
 
 
 class _StraightThrough(torch.autograd.Function):

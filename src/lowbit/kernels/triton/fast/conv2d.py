@@ -118,7 +118,7 @@ def add_parts(part, to, inside, parts_ptr, met_ptr, SPLITS: tl.constexpr):
     if tl.atomic_add(met_ptr + block, 1, sem="acq_rel") == SPLITS - 1:
         tl.debug_barrier()
         total = tl.zeros(part.shape, tl.float32)
-        for n in tl.range(0, SPLITS, loop_unroll_factor=4):  # pyright: ignore[reportGeneralTypeIssues]
+        for n in tl.range(0, SPLITS, loop_unroll_factor=4):
             total += tl.load(first + n * SIZE, cache_modifier=".cg")
         tl.store(to, total.to(to.dtype.element_ty), mask=inside)
         tl.atomic_xchg(met_ptr + block, 0, sem="relaxed")
@@ -208,7 +208,7 @@ def conv2d(
     padding: Pair,
     dilation: Pair,
     tf32: bool,
-    config: ConvConfig | MatmulConfig | None = None,
+    config: ConvConfig | None = None,
 ) -> Tensor:
     """x [B, C, H, W] with weight [O, C, KH, KW], in the dtype and memory format of x.
 

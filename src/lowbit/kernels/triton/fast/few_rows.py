@@ -49,7 +49,7 @@ class FewRowsConfig(Config, rows=16, num_warps=1, splits=1, positive=("num_stage
         return None if self.num_stages > 1 else "num_stages is 1; loads need a step ahead"
 
 
-def few_rows_config(gpu: Gpu, M: int, N: int, K: int, bits: int) -> FewRowsConfig:
+def few_rows_config(gpu: Gpu, M: int, N: int, K: int, bits: int, unit: int = 128) -> FewRowsConfig:
     """Enough programs that loads never pause: six for each multiprocessor with up to eight rows of
     x, which wait for memory alone; two with more. Measured on an H200."""
     few = M <= 8 or (M > 16 and 0.8 * gpu.multiprocessors > -(-N // 128))

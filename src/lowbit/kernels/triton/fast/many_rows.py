@@ -12,7 +12,7 @@ several programs where there are few tiles, as in `few_rows`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -50,24 +50,28 @@ class ManyRowsConfig(Config, rows=64, columns=16, num_warps=4, splits=1):
     num_warps: int
     num_stages: int
 
-    def misfit(self, planes: int) -> str | None:
+    def misfit(self, bits: int, unit: int) -> str | None:
         if self.rows % (16 * self.num_warps):
             return f"rows is {self.rows}; each of {self.num_warps} warps takes 16 at a time"
         if self.num_stages < 2:
             return "num_stages is 1; loads need a step ahead"
-        weight = 68 * self.rows * planes * (self.num_stages + 1)
+        weight = self.rows * (16 * bits + 4 * max(1, 128 // unit)) * (self.num_stages + 1)
         return too_much_shared(256 * self.columns * self.num_stages + weight)
 
 
-def many_rows_config(gpu: Gpu, M: int, N: int, K: int, bits: int) -> ManyRowsConfig:
-    """The largest tiles that leave most multiprocessors one. Measured on an H200."""
+def many_rows_config(
+    gpu: Gpu, M: int, N: int, K: int, bits: int, unit: int = 128
+) -> ManyRowsConfig:
+    """The largest tiles that leave most multiprocessors one; unit: the k that share a word.
+    Measured on an H200."""
 
     def tiles(rows: int, columns: int) -> int:
         return -(-N // rows) * -(-M // columns)
 
     most = 0.8 * gpu.multiprocessors
     if M > 128 and tiles(128, 256) >= most:
-        return ManyRowsConfig(128, 256, 1, 8, 3 if bits == 4 else 2)
+        largest = ManyRowsConfig(128, 256, 1, 8, 3)
+        return replace(largest, num_stages=2) if largest.misfit(bits, unit) else largest
     columns = 64 if M <= 64 else 128
     rows = 128 if tiles(128, columns) >= (gpu.multiprocessors if M <= 64 else most) else 64
     splits = 2 if 2 * tiles(rows, columns) <= gpu.multiprocessors and K >= 2048 else 1

@@ -22,10 +22,11 @@ _ALIGNED = 16  # elements, of which K and the stride of x are multiples for load
 
 class Kernel(NamedTuple):
     """One way to multiply: why it does not serve a product (gpu, M, bits, itemsize), None if it
-    does; how it is cut (gpu, M, N, K, bits); what runs it; and what it is good for."""
+    does; how it is cut (gpu, M, N, K, bits, k that share a word); what runs it; and what it is
+    good for."""
 
     refusal: Callable[[Gpu, int, int, int], str | None]
-    config: Callable[[Gpu, int, int, int, int], Any]
+    config: Callable[..., Any]
     run: Callable[[Tensor, TiledWeight, Extra, Any], Tensor]
     why: str
 
@@ -99,7 +100,7 @@ def _many(x: Tensor, weight: TiledWeight, extra: Extra, config: many_rows.ManyRo
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    config.require(weight.bits // 4)
+    config.require(weight.bits, words_unit(weight.group_size))
     x = _even(x)
     z = x.new_empty(len(x), weight.N)
     block = [config.columns, 64]
@@ -148,7 +149,7 @@ KERNELS = {
     ),
     "dequantize_kernel and cuBLAS": Kernel(
         lambda gpu, M, bits, itemsize: None,
-        lambda gpu, M, N, K, bits: None,
+        lambda gpu, M, N, K, bits, unit: None,
         with_floats,
         "serves every product",
     ),
@@ -158,14 +159,15 @@ KERNELS = {
 
 @choosing("weight_only_matmul")
 def weight_only_choice(
-    gpu: Gpu, M: int, N: int, K: int, bits: int = 4, itemsize: int = 2
+    gpu: Gpu, M: int, N: int, K: int, bits: int = 4, itemsize: int = 2, group_size: int = 128
 ) -> Choice[Any]:
-    """For x [M, K] by a weight [N, K] of so many bits."""
-    refused = list[tuple[str, str]]()
+    """For x [M, K] by a weight [N, K] of so many bits, in groups."""
+    refused, unit = list[tuple[str, str]](), words_unit(group_size)
     for name, kernel in KERNELS.items():
         refusal = kernel.refusal(gpu, M, bits, itemsize)
         if refusal is None:
-            return Choice(name, kernel.config(gpu, M, N, K, bits), kernel.why, tuple(refused))
+            config = kernel.config(gpu, M, N, K, bits, unit)
+            return Choice(name, config, kernel.why, tuple(refused))
         refused.append((name, refusal))
     raise AssertionError("the last kernel serves every product")
 
@@ -193,6 +195,6 @@ def weight_only_matmul(
     if not x.numel() or not N:
         z = finished(flat.new_zeros(len(flat), N), extra)
     else:
-        choice = weight_only_choice(gpu_of(x.device), len(flat), N, K, bits, x.itemsize)
+        choice = weight_only_choice(gpu_of(x.device), len(flat), N, K, bits, x.itemsize, group_size)
         z = KERNELS[choice.kernel].run(flat, weight, extra, choice.config)
     return z.view(*x.shape[:-1], N)
