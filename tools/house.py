@@ -29,10 +29,10 @@ LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 500, 60
 # sampling, `generate` and `chat` (1,100), weights of 8 bits in groups (100), windows, caps, Gemma
 # and experts (750), folders of quantized weights (350); `bench lm` and the demo's answer (1,100),
 # `convert` and `quantize` of language models (720), models of transformers (620), 8-bit caches and
-# attention that reads them once (500), batches and guesses (440), beginnings that prompts share, full
-# chats and reports (70); on GPUs language models (1,250), layers cut among several (330), attention
-# over caches (1,000), products of 8 bits (550) and of one packing for all rows of x (250), rows and
-# convolutions (350).
+# attention that reads them once (500), batches and guesses (440), beginnings that prompts share,
+# full chats and reports (70); on GPUs language models (1,250), layers cut among several (330),
+# attention over caches (1,000), products of 8 bits (550) and of one packing for all rows of x
+# (250), rows and convolutions (350).
 LINES, STEP = 89_150, 250
 INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon\w*|i8mm)\b")
 LOCKS = re.compile(r"\bthreading\.(R?Lock|Condition|Semaphore)\b|from functools .*cached_property")
