@@ -15,6 +15,7 @@ import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast import scaled  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
+from lowbit.kernels.triton.fast.quantize_rows import quantize_rows_kernel  # noqa: E402
 from lowbit.kernels.triton.fast.scaled import ScaledConfig, scaled_choice  # noqa: E402
 from lowbit.kernels.triton.fast.tiles import Extra  # noqa: E402
 from lowbit.numerics.affine import quantize_rows as in_numpy  # noqa: E402
@@ -194,6 +195,20 @@ def test_every_configuration_on_a_gpu(m: int, blocks: bool, config: ScaledConfig
             z = scaled._launched(x, w, scales, Extra(), torch.float32, config).cpu()
             budget = 2.0**-20 * mass if dtype == torch.int8 else 2.0**-11 * mass
             assert ((z.double() - exact).abs() <= budget + 1e-6).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_rows_ahead_of_time(symmetric: bool, sm: int) -> None:
+    made = compile_ahead(
+        quantize_rows_kernel,
+        {"x_ptr": "*bf16", "q_ptr": "*i8", "scale_ptr": "*fp32", "zero_ptr": "*i32", "K": "i32",
+         "x_stride": "i32", "BLOCK": 4096, "INT": True, "SYMMETRIC": symmetric, "GROUP": 0},
+        sm,
+    )  # fmt: skip
+    assert made.local == 0
+    assert made.wide_loads > 0
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

@@ -157,7 +157,11 @@ def test_what_the_tables_say(
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
 def test_sums(type_: str, sm: int) -> None:
-    from lowbit.kernels.triton.fast.norm import column_sum_kernel, norm_weight_kernel
+    from lowbit.kernels.triton.fast.norm import (
+        column_sum_kernel,
+        norm_weight_kernel,
+        shifts_kernel,
+    )
     from lowbit.kernels.triton.fast.row_sum import row_sum_kernel
 
     arguments = rows_arguments(row_sum_kernel, type_, 4096, 4096, 1)
@@ -167,6 +171,11 @@ def test_sums(type_: str, sm: int) -> None:
     arguments = rows_arguments(column_sum_kernel, "fp32", 4096, 128, 16)
     made = compile_ahead(column_sum_kernel, {**arguments, "z_ptr": f"*{type_}"}, sm)
     assert_wide_and_in_registers(made, sm)
+    pointers = {"x_ptr": f"*{type_}", "z_ptr": f"*{type_}"}
+    sizes = {"length": "i32", "z_stride": "i32", "COLUMNS": 4096}
+    made = compile_ahead(shifts_kernel, pointers | sizes, sm)
+    assert made.local == 0
+    assert made.count("STG.E.128") > 0
 
 
 @pytest.mark.parametrize("sm", GPUS)
