@@ -21,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.attention import LOG2_E, padded_head
-from lowbit.kernels.triton.fast.counters import counters
 from lowbit.kernels.triton.fast.key_value_cache import cache_arguments, offsets, slots
 from lowbit.kernels.triton.fast.launch import (
     LEAST_DOT,
@@ -30,6 +29,7 @@ from lowbit.kernels.triton.fast.launch import (
     Gpu,
     Table,
     choosing,
+    counters,
     from_table,
     gpu_of,
     launch,

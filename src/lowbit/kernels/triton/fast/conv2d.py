@@ -24,7 +24,6 @@ from lowbit.kernels.triton.fast.batched_matmul import (
     batched_matmul,
     matmul_choice,
 )
-from lowbit.kernels.triton.fast.counters import counters
 from lowbit.kernels.triton.fast.launch import (
     LEAST_DOT,
     Choice,
@@ -32,6 +31,7 @@ from lowbit.kernels.triton.fast.launch import (
     Gpu,
     Table,
     choosing,
+    counters,
     from_table,
     gpu_of,
     launch,

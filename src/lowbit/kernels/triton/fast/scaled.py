@@ -26,7 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lowbit.kernels.triton.fast.counters import counters
 from lowbit.kernels.triton.fast.descriptors import aligned
 from lowbit.kernels.triton.fast.fragments import barrier, finish, tile_of
 from lowbit.kernels.triton.fast.launch import (
@@ -34,6 +33,7 @@ from lowbit.kernels.triton.fast.launch import (
     Config,
     Gpu,
     choosing,
+    counters,
     gpu_of,
     launch,
     too_much_shared,

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.triton.fast import few_rows, many_rows
-from lowbit.kernels.triton.fast.counters import counters
 from lowbit.kernels.triton.fast.dequantize import dequantize
 from lowbit.kernels.triton.fast.descriptors import describable
-from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing, counters, gpu_of, launch
 from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Extra, TiledWeight, finished, words_unit
 
 _AT_ONCE = 256 * TILE_ROWS  # rows of a weight, that are floats at one time
