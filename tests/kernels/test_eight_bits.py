@@ -218,7 +218,8 @@ def test_on_a_gpu(shape: tuple[int, int, int], dtype: Any, blocks: bool, zero: b
     factors = _factors(*shape, dtype, blocks, zero)
     exact, mass = _exact(*factors)
     x, w, x_scale, w_scale, zeros, sums = _moved(factors)
-    bias = torch.randn(shape[1]).cuda()
+    x_scale, w_scale = (torch.stack([one, one], -1)[..., 0] for one in (x_scale, w_scale))
+    bias = torch.randn(shape[1], 2).cuda()[:, 0]  # no strides of 1
     z = scaled_matmul(x, w, x_scale, w_scale, bias, x_zero=zeros, w_sum=sums, activation="relu")
     expected = torch.relu(exact + bias.cpu().double())
     budget = 2.0**-8 * expected.abs() + 2.0**-11 * mass + 1e-5

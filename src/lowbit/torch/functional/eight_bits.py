@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.tiles import ACTIVATIONS, Extra, by_torch
+from lowbit.kernels.triton.fast.tiles import Extra, by_torch
 from lowbit.numerics.affine import quantize_rows as in_numpy
 from lowbit.torch.arguments import FLOATS, check_shape, check_tensor
+from lowbit.torch.functional.int4 import check_extra
 from lowbit.torch.registration import register
 
 EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
@@ -124,13 +125,7 @@ def scaled_matmul(
         if one is not None:
             check_tensor(name, what, one, (torch.int32,))
             check_shape(name, what, one, shape)
-    if activation not in ACTIVATIONS:
-        known = ", ".join(map(repr, ACTIVATIONS))
-        raise ValueError(f"{name}: activation is {activation!r}; give one of {known}")
-    if bias is not None:
-        check_shape(name, "bias", bias, (N,))
-    if residual is not None:
-        check_shape(name, "residual", residual, (M, N))
+    check_extra(name, Extra(bias, residual, activation), (M, N))
     return torch.ops.lowbit.scaled_matmul.default(
         x, w, x_scale, w_scale, x_zero, w_sum, bias, residual, activation, dtype
     )

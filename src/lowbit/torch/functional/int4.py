@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -123,6 +124,17 @@ def pack_int8(weight: Tensor, scale: Tensor, *, group_size: int | None = None) -
     return TiledWeight.of(weight.view(torch.uint8) ^ MIDDLE[8], scale, None, size, bits=8)
 
 
+def check_extra(name: str, extra: Extra, shape: Sequence[int]) -> None:
+    """ValueError unless it can follow a product of this shape."""
+    if extra.activation not in ACTIVATIONS:
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"{name}: activation is {extra.activation!r}; give one of {known}")
+    if extra.bias is not None:
+        check_shape(name, "bias", extra.bias, shape[-1:])
+    if extra.residual is not None:
+        check_shape(name, "residual", extra.residual, shape)
+
+
 def _check_matrix(name: str, weight: Tensor) -> None:
     if weight.dim() != 2:
         raise ValueError(f"{name}: weight has the shape {list(weight.shape)}; it must be [N, K]")
@@ -172,15 +184,10 @@ def weight_only_matmul(
         raise ValueError(
             f"{name}: x is on {x.device} and weight on {weight.tiles.device}; move one of them"
         )
-    if activation not in ACTIVATIONS:
-        known = ", ".join(map(repr, ACTIVATIONS))
-        raise ValueError(f"{name}: activation is {activation!r}; give one of {known}")
-    if bias is not None:
-        check_shape(name, "bias", bias, (weight.N,))
     if residual is not None:
         check_alike(name, x=x, residual=residual)
-        check_shape(name, "residual", residual, (*x.shape[:-1], weight.N))
     extra = Extra(bias, residual, activation)
+    check_extra(name, extra, (*x.shape[:-1], weight.N))
     parts = vars(weight).values()
     given = (x, bias, residual)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given):
@@ -205,9 +212,8 @@ def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
 
 def _on_cpu(x: Tensor, *parts: Any) -> Tensor:
     weight, extra = TiledWeight(*parts[:8]), Extra(*parts[8:])
-    bias, residual = (None if one is None else one.double() for one in extra[:2])
     product = x.double() @ weight.dequantized().T
-    return finished(product, Extra(bias, residual, extra.activation)).to(x.dtype)
+    return finished(product, extra.to(torch.float64)).to(x.dtype)
 
 
 _TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int"}

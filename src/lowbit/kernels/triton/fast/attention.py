@@ -136,16 +136,23 @@ def window_of_program(
 
 
 @triton.jit
+def causal(query, key, queries, keys, WINDOW: tl.constexpr):
+    """Which keys each query sees, [queries, keys]: the last query sees the last of so many."""
+    own = (query + keys - queries)[:, None]
+    visible = key[None, :] <= own
+    if WINDOW > 0:
+        visible = visible & (key[None, :] > own - WINDOW)
+    return visible
+
+
+@triton.jit
 def sees(row, start, sizes, CAUSAL: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr = 0):
     """Which of the keys from `start` on each query sees, [rows, KEYS]."""
     queries, keys = sizes[3], sizes[4]
     column = start + tl.arange(0, KEYS)
     visible = (column < keys)[None, :]
     if CAUSAL:
-        own = (row + keys - queries)[:, None]
-        visible = visible & (column[None, :] <= own)
-        if WINDOW > 0:
-            visible = visible & (column[None, :] > own - WINDOW)
+        visible = visible & causal(row, column, queries, keys, WINDOW)
     return visible
 
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.attention import LOG2_E, padded_head
+from lowbit.kernels.triton.fast.attention import LOG2_E, causal, padded_head
 from lowbit.kernels.triton.fast.key_value_cache import cache_arguments, offsets, slots
 from lowbit.kernels.triton.fast.launch import (
     LEAST_DOT,
@@ -196,16 +196,6 @@ def span_of(
 
 
 @triton.jit
-def sees(query, at, length, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys, at these positions, each query sees, [rows, keys]."""
-    own = (length - QUERIES + query)[:, None]
-    visible = at[None, :] <= own
-    if WINDOW > 0:
-        visible = visible & (at[None, :] > own - WINDOW)
-    return visible
-
-
-@triton.jit
 def join(
     parts_ptr, lse_ptr, z_ptr, used, first, rows, column, size,
     ROWS: tl.constexpr, SPLITS: tl.constexpr,
@@ -263,7 +253,7 @@ def attended(
             scores = scores * factors[None, :]
         if CAP > 0:  # tanh x = 1 - 2 / (1 + exp 2x)
             scores = CAP * log2_e - 2 * CAP * log2_e / (1 + tl.exp2(scores))
-        visible = sees(query, key, length, QUERIES, WINDOW) & inside[None, :]
+        visible = causal(query, key, QUERIES, length, WINDOW) & inside[None, :]
         scores = tl.where(visible, scores, -float("inf"))
         now = tl.maximum(largest, tl.max(scores, axis=1))
         rescale = tl.exp2(largest - now)

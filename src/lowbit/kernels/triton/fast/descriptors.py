@@ -55,6 +55,17 @@ def described(x: Tensor, block: Sequence[int]) -> Any:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
 
 
+def described_in_shared(x: Tensor, block: Sequence[int]) -> Any:
+    """A descriptor of the tiles of a matrix for Gluon, which says how they lie in shared memory."""
+    from triton.experimental.gluon import language
+    from triton.experimental.gluon.nvidia import hopper
+
+    gl: Any = language
+    kind = gl.int8 if x.itemsize == 1 else gl.bfloat16  # whose size alone counts
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), kind)
+    return hopper.TensorDescriptor(x, list(x.shape), list(x.stride()), list(block), layout)
+
+
 @triton.jit
 def tiles_of(source, shape, block):
     """A descriptor of a tensor of this shape, in tiles of the shape `block`."""

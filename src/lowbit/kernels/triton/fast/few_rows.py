@@ -4,7 +4,7 @@
 """Up to 32 rows of x by a weight in tiles: as fast as memory gives the weight.
 
 `mma.sync` and not `wgmma`: with few columns the latter takes as long as with 64, longer than the
-memory does (an H200, 28672 x 8192, four rows: 47 µs against 35). x, words and scales come into
+memory does. x, words and scales come into
 shared memory some steps of 128 k ahead. The sums of each group are scaled in float32, so weights
 are not rounded. K is cut among several programs where there are few tiles; the last of them adds
 the parts, in their order.
@@ -28,7 +28,7 @@ from lowbit.kernels.triton.fast.fragments import (
     weight_in_slots,
     weights,
 )
-from lowbit.kernels.triton.fast.launch import Config, Gpu
+from lowbit.kernels.triton.fast.launch import Config, Gpu, warps_misfit
 from lowbit.kernels.triton.fast.tiles import TILE_DEPTH
 
 MOST_ROWS = 32
@@ -44,9 +44,7 @@ class FewRowsConfig(Config, rows=16, num_warps=1, splits=1, positive=("num_stage
     num_stages: int = 3
 
     def misfit(self) -> str | None:
-        if self.rows % (16 * self.num_warps):
-            return f"rows is {self.rows}; each of {self.num_warps} warps takes 16 at a time"
-        return None if self.num_stages > 1 else "num_stages is 1; loads need a step ahead"
+        return warps_misfit(self.rows, self.num_warps, self.num_stages)
 
 
 def few_rows_config(gpu: Gpu, M: int, N: int, K: int, bits: int, unit: int = 128) -> FewRowsConfig:

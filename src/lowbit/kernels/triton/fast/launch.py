@@ -201,6 +201,43 @@ class Config:
         return {name: value for name, value in found.items() if value is not None}
 
 
+def warps_misfit(rows: int, num_warps: int, num_stages: int) -> str | None:
+    """The complaint about rows that warps of a matrix instruction don't share, or no step ahead."""
+    if rows % (16 * num_warps):
+        return f"rows is {rows}; each of {num_warps} warps takes 16 at a time"
+    return None if num_stages > 1 else f"num_stages is {num_stages}; loads need a step ahead"
+
+
+@dataclass(frozen=True)
+class TileConfig(Config, rows=64, columns=16, num_warps=4, splits=1):
+    """Tiles of `rows` of a weight by `columns` rows of x, K cut in `splits`, `num_stages - 1` steps
+    of 128 k ahead."""
+
+    rows: int
+    columns: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+    def misfit_holding(self, held: int) -> str | None:
+        """The misfit of one whose program takes so many bytes of shared memory."""
+        reason = warps_misfit(self.rows, self.num_warps, self.num_stages)
+        return reason or too_much_shared(held)
+
+    def tiles(self, M: int, N: int) -> int:
+        """How many there are in all, of x [M, K] by a weight [N, K]."""
+        return -(-N // self.rows) * -(-M // self.columns)
+
+
+def parts_of(z: Tensor, tiles: int, splits: int) -> dict[str, Any]:
+    """Memory for what each of the programs along K adds to z, and counters of those that have come
+    to the end: arguments of `fragments.finish`."""
+    if splits == 1:
+        return {"part_ptr": None, "met_ptr": None, "SPLITS": 1}
+    part = torch.empty(splits, *z.shape, dtype=torch.float32, device=z.device)
+    return {"part_ptr": part, "met_ptr": counters(z.device, tiles), "SPLITS": splits}
+
+
 @dataclass(frozen=True)
 class Choice(Generic[C]):
     """Which kernel serves a call, how it is cut, and why; refused: others that come before it, and

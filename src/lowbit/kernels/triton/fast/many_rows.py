@@ -34,29 +34,18 @@ from lowbit.kernels.triton.fast.fragments import (
     weight_in_slots,
     weights,
 )
-from lowbit.kernels.triton.fast.launch import Config, Gpu, too_much_shared
+from lowbit.kernels.triton.fast.launch import Gpu, TileConfig
 
 load_by_tma = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @dataclass(frozen=True)
-class ManyRowsConfig(Config, rows=64, columns=16, num_warps=4, splits=1):
-    """Tiles of `rows` of the weight by `columns` rows of x, K cut in `splits`, `num_stages - 1`
-    steps of 128 k ahead."""
-
-    rows: int
-    columns: int
-    splits: int
-    num_warps: int
-    num_stages: int
+class ManyRowsConfig(TileConfig):
+    """Of a weight of so many bits, of which `unit` k share a word."""
 
     def misfit(self, bits: int, unit: int) -> str | None:
-        if self.rows % (16 * self.num_warps):
-            return f"rows is {self.rows}; each of {self.num_warps} warps takes 16 at a time"
-        if self.num_stages < 2:
-            return "num_stages is 1; loads need a step ahead"
         weight = self.rows * (16 * bits + 4 * max(1, 128 // unit)) * (self.num_stages + 1)
-        return too_much_shared(256 * self.columns * self.num_stages + weight)
+        return self.misfit_holding(256 * self.columns * self.num_stages + weight)
 
 
 def many_rows_config(

@@ -4,7 +4,7 @@
 """Products of 8 bits by 8 bits on Hopper, int8 or float8 (e4m3): z = (x · wᵀ) · scales.
 
 In Gluon, since Triton 3.6 waits for each product of int8 before it starts the next (its PTX has
-`wgmma.wait_group 0` in the loop; an H200 then reaches 0.7 of CUTLASS). The weight is the left
+`wgmma.wait_group 0` in the loop). The weight is the left
 operand, so that few rows of x take no more than they are. Programs stay, and load for their next
 tile while they store this one. Scales of blocks of 128 by 128 (DeepSeek-V3, arXiv 2412.19437,
 section 3.3) are applied to the sums of each 128 k in float32.
@@ -26,40 +26,32 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lowbit.kernels.triton.fast.descriptors import aligned
+from lowbit.kernels.triton.fast.descriptors import aligned, described_in_shared
 from lowbit.kernels.triton.fast.fragments import barrier, finish, tile_of
 from lowbit.kernels.triton.fast.launch import (
     Choice,
-    Config,
     Gpu,
+    TileConfig,
     choosing,
-    counters,
     gpu_of,
     launch,
-    too_much_shared,
+    parts_of,
 )
 from lowbit.kernels.triton.fast.many_rows import barriers, done_with, load_by_tma
 from lowbit.kernels.triton.fast.tiles import Extra, by_torch, finished
 
 
 @dataclass(frozen=True)
-class ScaledConfig(Config, rows=64, columns=16, splits=1, num_warps=4, positive=("num_stages",)):
-    """Tiles of `rows` of the weight by `columns` rows of x, K cut in `splits`, `num_stages - 1`
-    steps of 128 k ahead."""
-
-    rows: int
-    columns: int
-    splits: int
-    num_warps: int
-    num_stages: int
+class ScaledConfig(TileConfig):
+    """Of 8-bit numbers."""
 
     def misfit(self) -> str | None:
-        if self.rows % (16 * self.num_warps):
-            return f"rows is {self.rows}; each of {self.num_warps} warps takes 16 at a time"
-        if self.num_stages < 2:
-            return "num_stages is 1; loads need a step ahead"
-        held = 128 * (self.rows + self.columns) * self.num_stages
-        return too_much_shared(held + (16 << 10))  # and where a tile is turned before its store
+        return self.misfit_holding(self.held)
+
+    @property
+    def held(self) -> int:
+        """The bytes of shared memory of a program, and where a tile is turned to be stored."""
+        return 128 * (self.rows + self.columns) * self.num_stages + (16 << 10)
 
 
 def scaled_config(gpu: Gpu, M: int, N: int, K: int, blocks: bool) -> ScaledConfig:
@@ -217,10 +209,10 @@ def scaled_matmul(
         multiply: Any = torch.ops.aten._scaled_mm.default
         z = multiply(x, w.T, *scales, out_dtype=dtype, use_fast_accum=True)
         return finished(z, extra)
-    config = choice.config
     if choice.kernel == "PyTorch in float32":
         return by_torch(x, w, x_scale, w_scale, x_zero, extra, torch.float32).to(dtype)
-    config = config or scaled_config(gpu_of(x.device), M, N, K, blocks)
+    # cuBLAS gives no float32.
+    config = choice.config or scaled_config(gpu_of(x.device), M, N, K, blocks)
     return _launched(
         aligned(x), aligned(w), (x_scale, w_scale, x_zero, w_sum), extra, dtype, config
     )
@@ -235,50 +227,35 @@ def _launched(
     config: ScaledConfig,
 ) -> Tensor:
     """The product by `scaled_kernel`, cut as a configuration says."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
     config.require()
-    kinds: Any = gl
     z = torch.empty(len(x), len(w), dtype=dtype, device=x.device)
-    tiles = -(-len(w) // config.rows) * -(-len(x) // config.columns)
-
-    def described(tensor: Tensor, rows: int) -> Any:
-        layout = kinds.NVMMASharedLayout.get_default_for([rows, 128], gl.int8)
-        sizes = list(tensor.shape), list(tensor.stride())
-        return TensorDescriptor(tensor, *sizes, [rows, 128], layout)
-
-    part = met = None
-    if config.splits > 1:
-        part = torch.empty(config.splits, *z.shape, dtype=torch.float32, device=z.device)
-        met = counters(z.device, tiles)
-    x_scale, w_scale, x_zero, w_sum = scales
+    tiles = config.tiles(len(x), len(w))
+    given = (None if one is None else one.contiguous() for one in (*scales, *extra[:2]))
+    x_scale, w_scale, x_zero, w_sum, bias, residual = given
     blocks = w_scale is not None and w_scale.dim() == 2
     arguments = {
-        "w_desc": described(w, config.rows),
-        "x_desc": described(x, config.columns),
+        **parts_of(z, tiles, config.splits),
+        "w_desc": described_in_shared(w, [config.rows, 128]),
+        "x_desc": described_in_shared(x, [config.columns, 128]),
         "w_scale_ptr": w_scale,
         "x_scale_ptr": x_scale,
         "x_zero_ptr": x_zero,
         "w_sum_ptr": w_sum,
         "z_ptr": z,
-        "bias_ptr": extra.bias,
-        "residual_ptr": extra.residual,
-        "part_ptr": part,
-        "met_ptr": met,
+        "bias_ptr": bias,
+        "residual_ptr": residual,
         "M": len(x),
         "N": len(w),
         "K": x.shape[1],
         "BLOCKS": blocks,
         "ZERO": x_zero is not None,
-        "BIAS": extra.bias is not None,
-        "RESIDUAL": extra.residual is not None,
+        "BIAS": bias is not None,
+        "RESIDUAL": residual is not None,
         "ACTIVATION": extra.activation,
         "STAGES": config.num_stages,
-        "SPLITS": config.splits,
     }
     # One program of this size fits into a multiprocessor, or two.
-    held = 128 * (config.rows + config.columns) * config.num_stages
-    most = gpu_of(x.device).multiprocessors * max(1, (220 << 10) // (held + (16 << 10)))
+    most = gpu_of(x.device).multiprocessors * max(1, (220 << 10) // config.held)
     grid = (min(tiles * config.splits, most),)
     launch(scaled_kernel, grid, arguments, num_warps=config.num_warps)
     return z

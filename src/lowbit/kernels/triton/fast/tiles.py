@@ -130,6 +130,11 @@ class Extra(NamedTuple):
     residual: Tensor | None = None
     activation: str = ""
 
+    def to(self, dtype: torch.dtype) -> Extra:
+        """The same, its tensors in a dtype."""
+        bias, residual = (None if one is None else one.to(dtype) for one in self[:2])
+        return Extra(bias, residual, self.activation)
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
@@ -163,5 +168,4 @@ def by_torch(
         z = wide @ (right * wide_scale[:, :K]).T
     else:
         z = (wide @ right.T) * (scales[0][:, None] * scales[1])
-    bias, residual = (None if one is None else one.to(dtype) for one in extra[:2])
-    return finished(z, Extra(bias, residual, extra.activation))
+    return finished(z, extra.to(dtype))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lowbit.kernels.triton.fast import few_rows, many_rows
 from lowbit.kernels.triton.fast.dequantize import dequantize
-from lowbit.kernels.triton.fast.descriptors import describable
-from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing, counters, gpu_of, launch
+from lowbit.kernels.triton.fast.descriptors import describable, described_in_shared
+from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing, gpu_of, launch, parts_of
 from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Extra, TiledWeight, finished, words_unit
 
 _AT_ONCE = 256 * TILE_ROWS  # rows of a weight, that are floats at one time
@@ -68,14 +68,6 @@ def _arguments(x: Tensor, weight: TiledWeight, extra: Extra, z: Tensor) -> dict[
     }
 
 
-def _split(z: Tensor, tiles: int, splits: int) -> dict[str, Any]:
-    """Memory for the parts of z, and counters of the programs that have come to the end."""
-    if splits == 1:
-        return {"part_ptr": None, "met_ptr": None, "SPLITS": 1}
-    part = torch.empty(splits, *z.shape, dtype=torch.float32, device=z.device)
-    return {"part_ptr": part, "met_ptr": counters(z.device, tiles), "SPLITS": splits}
-
-
 def _few(x: Tensor, weight: TiledWeight, extra: Extra, config: few_rows.FewRowsConfig) -> Tensor:
     config.require()
     x = _even(x)
@@ -83,7 +75,7 @@ def _few(x: Tensor, weight: TiledWeight, extra: Extra, config: few_rows.FewRowsC
     tiles = -(-weight.N // config.rows)
     arguments = {
         **_arguments(x, weight, extra, z),
-        **_split(z, tiles, config.splits),
+        **parts_of(z, tiles, config.splits),
         "x_ptr": x,
         "x_stride": x.stride(0),
         "BLOCK_N": config.rows,
@@ -96,20 +88,14 @@ def _few(x: Tensor, weight: TiledWeight, extra: Extra, config: few_rows.FewRowsC
 
 
 def _many(x: Tensor, weight: TiledWeight, extra: Extra, config: many_rows.ManyRowsConfig) -> Tensor:
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
     config.require(weight.bits, words_unit(weight.group_size))
     x = _even(x)
     z = x.new_empty(len(x), weight.N)
-    block = [config.columns, 64]
-    kinds: Any = gl
-    layout = kinds.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
-    tiles = -(-weight.N // config.rows) * -(-len(x) // config.columns)
+    tiles = config.tiles(len(x), weight.N)
     arguments = {
         **_arguments(x, weight, extra, z),
-        **_split(z, tiles, config.splits),
-        "x_desc": TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout),
+        **parts_of(z, tiles, config.splits),
+        "x_desc": described_in_shared(x, [config.columns, 64]),
         "BLOCK_N": config.rows,
         "BLOCK_M": config.columns,
         "STAGES": config.num_stages,
@@ -190,7 +176,7 @@ def weight_only_matmul(
     flat = x.reshape(-1, K)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     rows = None if residual is None else residual.reshape(-1, N).contiguous()
-    extra = Extra(bias, rows, activation)
+    extra = Extra(None if bias is None else bias.contiguous(), rows, activation)
     if not x.numel() or not N:
         z = finished(flat.new_zeros(len(flat), N), extra)
     else:
