@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -133,24 +134,29 @@ def test_what_is_chosen() -> None:
     assert scaled_choice(Gpu(80, 108), 5, 64, 64).kernel == "PyTorch in float32"
     assert scaled_choice(H200, 512, 4096, 4096, "float8_e4m3fn").kernel == "cuBLAS"
     assert scaled_choice(H200, 512, 4096, 4096).kernel == "scaled_kernel"
-    assert "shared memory" in str(ScaledConfig(256, 256, 1, 8, 4).refusal())
+    assert "shared memory" in str(ScaledConfig(256, 256, 1, 8, 4).refusal(2))
 
 
-def _chosen() -> list[tuple[int, bool, ScaledConfig]]:
-    """Every configuration that is chosen for many sizes, with one number of rows."""
-    found = dict[Any, tuple[int, bool, ScaledConfig]]()
+def _chosen() -> list[tuple[int, bool, int, ScaledConfig]]:
+    """Every configuration that is chosen for many sizes, with one number of rows, and the bytes of
+    an element of the result."""
+    found = dict[Any, tuple[int, bool, int, ScaledConfig]]()
     for m in (1, 16, 17, 64, 100, 128, 256, 1000, 4096):
         for n in (64, 1000, 4096, 14336, 28672):
             for blocks in (False, True):
-                for k in (128, 4096, 28672):
-                    config = scaled.scaled_config(H200, m, n, k, blocks)
-                    found.setdefault((config, blocks), (min(m, 300), blocks, config))
+                for k, itemsize in itertools.product((128, 4096, 28672), (2, 4)):
+                    config = scaled.scaled_config(H200, m, n, k, blocks, itemsize)
+                    kind = config, blocks, itemsize
+                    found.setdefault(kind, (min(m, 300), blocks, itemsize, config))
     return list(found.values())
 
 
-@pytest.mark.parametrize(("m", "blocks", "config"), _chosen(), ids=str)
-def test_what_is_chosen_fits(m: int, blocks: bool, config: ScaledConfig) -> None:
-    assert config.refusal() is None
+CHOSEN = pytest.mark.parametrize(("m", "blocks", "itemsize", "config"), _chosen(), ids=str)
+
+
+@CHOSEN
+def test_what_is_chosen_fits(m: int, blocks: bool, itemsize: int, config: ScaledConfig) -> None:
+    assert config.refusal(itemsize) is None
 
 
 @pytest.mark.slow
@@ -184,16 +190,21 @@ def _moved(factors: Any) -> Any:
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize(("m", "blocks", "config"), _chosen(), ids=str)
-def test_every_configuration_on_a_gpu(m: int, blocks: bool, config: ScaledConfig) -> None:
+@CHOSEN
+def test_every_configuration_on_a_gpu(
+    m: int, blocks: bool, itemsize: int, config: ScaledConfig
+) -> None:
     """Twice, for the counters of what is cut along K must be zeros again."""
     for dtype, _, zero in [form for form in FORMS if form[1] == blocks]:
         factors = _factors(m, 1000, 4096, dtype, blocks, zero)
         exact, mass = _exact(*factors)
         x, w, *scales = _moved(factors)
         for _ in range(2):
-            z = scaled._launched(x, w, scales, Extra(), torch.float32, config).cpu()
+            to = torch.float32 if itemsize == 4 else torch.bfloat16
+            z = scaled._launched(x, w, scales, Extra(), to, config).cpu()
             budget = 2.0**-20 * mass if dtype == torch.int8 else 2.0**-11 * mass
+            if itemsize == 2:
+                budget += 2.0**-8 * exact.abs()
             assert ((z.double() - exact).abs() <= budget + 1e-6).all()
 
 

@@ -43,18 +43,20 @@ from lowbit.kernels.triton.fast.tiles import Extra, by_torch, finished
 
 @dataclass(frozen=True)
 class ScaledConfig(TileConfig):
-    """Of 8-bit numbers."""
+    """Of 8-bit numbers, for a result of so many bytes an element."""
 
-    def misfit(self) -> str | None:
-        return self.misfit_holding(self.held)
+    def misfit(self, itemsize: int) -> str | None:
+        return self.misfit_holding(self.held(itemsize))
 
-    @property
-    def held(self) -> int:
-        """The bytes of shared memory of a program, and where a tile is turned to be stored."""
-        return 128 * (self.rows + self.columns) * self.num_stages + (16 << 10)
+    def held(self, itemsize: int) -> int:
+        """The bytes of shared memory of a program; half a tile is turned there to be stored."""
+        stages = 128 * (self.rows + self.columns) * self.num_stages
+        return stages + self.rows * self.columns * itemsize // 2
 
 
-def scaled_config(gpu: Gpu, M: int, N: int, K: int, blocks: bool) -> ScaledConfig:
+def scaled_config(
+    gpu: Gpu, M: int, N: int, K: int, blocks: bool, itemsize: int = 2
+) -> ScaledConfig:
     """The largest tiles that leave most multiprocessors one, and K cut where there are too few."""
 
     def tiles(rows: int, columns: int) -> int:
@@ -62,7 +64,7 @@ def scaled_config(gpu: Gpu, M: int, N: int, K: int, blocks: bool) -> ScaledConfi
 
     most = 0.8 * gpu.multiprocessors
     if M > 128 and not blocks and tiles(128, 256) >= most:
-        return ScaledConfig(128, 256, 1, 8, 4)
+        return ScaledConfig(128, 256, 1, 8, 4 if itemsize == 2 else 3)
     if M > 64 and tiles(128, 128) >= most:
         return ScaledConfig(128, 128, 1, 8 if blocks else 4, 4 if blocks else 3)
     columns = max(16, min(128 if M > 64 else 64, 1 << (M - 1).bit_length()))
@@ -171,17 +173,18 @@ def scaled_kernel(
 
 @choosing("scaled_matmul")
 def scaled_choice(
-    gpu: Gpu, M: int, N: int, K: int, kind: str = "int8", blocks: bool = False
+    gpu: Gpu, M: int, N: int, K: int, kind: str = "int8", blocks: bool = False, itemsize: int = 2
 ) -> Choice[ScaledConfig | None]:
     """For x [M, K] by a weight [N, K] of a kind, "int8" or "float8_e4m3fn", with scales of blocks
-    of 128 or of whole rows."""
+    of 128 or of whole rows, and a result of so many bytes an element."""
     if gpu.capability != 90:
         refused = (("scaled_kernel", f"{gpu} has no wgmma"),)
         return Choice("PyTorch in float32", None, "serves every product", refused)
-    if kind != "int8" and not blocks and M >= 512 and N % 16 == K % 16 == 0:
+    like_cublas = kind != "int8" and not blocks and itemsize == 2
+    if like_cublas and M >= 512 and N % 16 == K % 16 == 0:
         why = "cuBLAS is at the limit of the hardware there (torch._scaled_mm)"
         return Choice("cuBLAS", None, why)
-    config = scaled_config(gpu, M, N, K, blocks)
+    config = scaled_config(gpu, M, N, K, blocks, itemsize)
     return Choice("scaled_kernel", config, "wgmma takes both operands from shared memory")
 
 
@@ -200,10 +203,10 @@ def scaled_matmul(
     """x [M, K] by w [N, K], with their scales: [M, N] of a dtype."""
     extra, (M, K), N = Extra(bias, residual, activation), x.shape, len(w)
     blocks = w_scale.dim() == 2
-    choice = scaled_choice(gpu_of(x.device), M, N, K, str(w.dtype)[6:], blocks)
+    choice = scaled_choice(gpu_of(x.device), M, N, K, str(w.dtype)[6:], blocks, dtype.itemsize)
     if not (M and N and K):
         return finished(torch.zeros(M, N, dtype=dtype, device=x.device), extra)
-    if choice.kernel == "cuBLAS" and dtype is not torch.float32:
+    if choice.kernel == "cuBLAS":
         scales = x_scale[:, None], w_scale[None, :]
         x = x.contiguous()
         multiply: Any = torch.ops.aten._scaled_mm.default
@@ -211,11 +214,8 @@ def scaled_matmul(
         return finished(z, extra)
     if choice.kernel == "PyTorch in float32":
         return by_torch(x, w, x_scale, w_scale, x_zero, extra, torch.float32).to(dtype)
-    # cuBLAS gives no float32.
-    config = choice.config or scaled_config(gpu_of(x.device), M, N, K, blocks)
-    return _launched(
-        aligned(x), aligned(w), (x_scale, w_scale, x_zero, w_sum), extra, dtype, config
-    )
+    scales = x_scale, w_scale, x_zero, w_sum
+    return _launched(aligned(x), aligned(w), scales, extra, dtype, choice.config)
 
 
 def _launched(
@@ -227,7 +227,7 @@ def _launched(
     config: ScaledConfig,
 ) -> Tensor:
     """The product by `scaled_kernel`, cut as a configuration says."""
-    config.require()
+    config.require(dtype.itemsize)
     z = torch.empty(len(x), len(w), dtype=dtype, device=x.device)
     tiles = config.tiles(len(x), len(w))
     given = (None if one is None else one.contiguous() for one in (*scales, *extra[:2]))
@@ -255,7 +255,7 @@ def _launched(
         "STAGES": config.num_stages,
     }
     # One program of this size fits into a multiprocessor, or two.
-    most = gpu_of(x.device).multiprocessors * max(1, (220 << 10) // config.held)
+    most = gpu_of(x.device).multiprocessors * max(1, (220 << 10) // config.held(dtype.itemsize))
     grid = (min(tiles * config.splits, most),)
     launch(scaled_kernel, grid, arguments, num_warps=config.num_warps)
     return z
