@@ -24,7 +24,7 @@ require("lowbit.torch.transformers", "demo", "transformers")
 
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
-from transformers.core_model_loading import ConversionOps  # noqa: E402
+from transformers.core_model_loading import ConversionOps, WeightConverter  # noqa: E402
 from transformers.quantizers.auto import (  # noqa: E402
     register_quantization_config,
     register_quantizer,
@@ -160,6 +160,8 @@ class LowbitQuantizer(HfQuantizer):
         if self.pre_quantized:
             files = [one for one in checkpoint_files or () if str(one).endswith(".safetensors")]
             self.stored = frozenset(_quantized_in(files))
+            if self.get_load_operations() and not hasattr(HfQuantizer, "serialized_names"):
+                raise NotImplementedError("quantized experts are loaded by transformers >= 5.23")
             return
         names = self.quantization_config.modules_to_not_convert
         kept = self.get_modules_to_not_convert(model, names, model._keep_in_fp32_modules)
@@ -219,9 +221,15 @@ class LowbitQuantizer(HfQuantizer):
         return {"weight": list(folder.NAMES)} if self.pre_quantized else {}
 
     def get_load_operations(self) -> dict[str, type[ConversionOps]]:
-        """What makes a weight of what is stored: experts, which are fused, become floats."""
+        """What makes floats of what is stored: of experts, which are fused."""
         experts = any(".experts." in one for one in self.stored)
-        return {"deserialize": _Deserialize, **({"dequantize": _Dequantize} if experts else {})}
+        return {"dequantize": _Dequantize} if experts else {}
+
+    def get_weight_conversions(self) -> list[Any]:
+        """What makes a weight of what is stored."""
+        if not self.pre_quantized:
+            return []
+        return [WeightConverter(list(folder.NAMES), "weight", [_Deserialize(self)])]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         for module in model.modules():
