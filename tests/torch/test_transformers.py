@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 
 import safetensors.torch as safetensors_torch
 import transformers
+from transformers.quantizers.base import HfQuantizer
 
 from lowbit.lm import LanguageModel
 from lowbit.torch import Int4WeightOnlyConfig, QuantizedLinear, QuantizedWeight, quantize_
@@ -204,7 +205,7 @@ def test_experts_that_a_folder_has_in_integers_become_floats(kind: str, tmp_path
         state |= {f"{stem}.{part}": torch.from_numpy(one)
                   for part, one in files.to_tensors(record).items()}  # fmt: skip
     put(tmp_path, state)
-    if not hasattr(transformers.quantizers.base.HfQuantizer, "serialized_names"):
+    if not hasattr(HfQuantizer, "serialized_names"):
         with pytest.raises(NotImplementedError, match="experts"):
             Auto.from_pretrained(tmp_path)
         return
