@@ -127,10 +127,11 @@ class Networks:
         d = description
         add_rotations(d, weights, context, capacity)
         with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
+            packed = pool.submit(_HeadConstants, d, weights)  # the longest
             layers = list(pool.map(partial(LayerConstants, d, weights), range(d.layers)))
+            head = packed.result()
         row = d.head_dim + (SCALE_BYTES if cache == "int8" else 0)
         sizes = d.layers, 2, d.key_heads, capacity, row
-        head = _HeadConstants(d, weights)
         self.chunk = _Nodes(d, weights).graph(layers, Tensor(cache, (1, *sizes)))
         step = Tensor(cache, (slots, *sizes))
         self.step = _Nodes(d, weights).graph(layers, step, ("slots",), head)

@@ -57,7 +57,7 @@ def padded(vector: Array) -> Array:
 
 def _aligned(array: Array) -> Array:
     """A copy that is C-contiguous and begins at a multiple of 64 bytes."""
-    result = aligned_empty(array.shape, array.dtype)
+    result = aligned_empty(array.shape, array.dtype, lasting=True)
     result[...] = array
     return result
 
@@ -67,7 +67,7 @@ def _bytes_to_nibbles(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArra
     panel_count, lines, _ = panels.shape
     pairs = panels.reshape(panel_count, lines // 2, 2, LINE)
     flip = NIBBLE_FLIP if signed else 0
-    result = aligned_empty((panel_count, lines // 2, LINE), np.uint8)
+    result = aligned_empty((panel_count, lines // 2, LINE), np.uint8, lasting=True)
     np.left_shift(pairs[:, :, 1] + np.uint8(flip), 4, out=result)
     result |= pairs[:, :, 0] + np.uint8(flip) & np.uint8(NIBBLE_MASK)
     return result
@@ -420,11 +420,12 @@ def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, halves: bool) -> 
     if zero_point is not None:
         real_zero = _real_zeros(zero_point, b.scale.shape) - middle
     values = (b.values.view(np.uint8) - np.uint8(middle)).view(np.int8)
-    starts = np.arange(0, depth, size)
-    counts = np.minimum(depth - starts, size)[:, None]
-    sums = np.add.reduceat(values, starts, axis=0, dtype=np.int32) if depth else zero
+    counts = np.minimum(depth - np.arange(0, depth, size), size)[:, None]
+    filled = np.pad(values, ((0, -depth % size), (0, 0))) if depth % size else values
+    # NumPy's reduceat takes fifteen times as long.
+    sums = filled.reshape(len(counts), size, columns).sum(axis=1, dtype=np.int32)
     real_sums = (b.scale.astype(np.float64) * (sums - counts * real_zero)).sum(axis=0)
-    panels, _ = panels_and_sums(values, isa)
+    panels, _ = panels_and_sums(values, isa, lasting=b.format.bits == 8)
     zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
     if halves and zero_point is not None and zeros.any():
         zeros = float16_offsets(b.scale, real_zero + (1 << b.format.bits - 1), zeros)
@@ -467,19 +468,19 @@ def packed_panels(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     """`panels_and_sums` of integers of a format, with nibbles where that has four bits."""
     if STORED[dtype] == "s8":
-        return panels_and_sums(values, isa)
+        return panels_and_sums(values, isa, lasting=True)
     # 4-bit values fit a signed byte as they are.
     panels, sums = panels_and_sums(values.view(np.int8), isa)
     return _bytes_to_nibbles(panels, signed=dtype == "int4"), sums
 
 
 def panels_and_sums(
-    values: Array, isa: str | None = None
+    values: Array, isa: str | None = None, *, lasting: bool = False
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     """The panels of int8 or uint8 values [K, N], and the sum of each column of stored values."""
     depth, columns = values.shape
     count = blocks(columns, PANEL)
-    panels = aligned_empty((count, padded_k(depth) // QUAD, LINE), np.uint8)
+    panels = aligned_empty((count, padded_k(depth) // QUAD, LINE), np.uint8, lasting=lasting)
     sums = np.zeros(count * PANEL, np.int32)
     if values.size:
         k_stride, n_stride = _strides(values)
