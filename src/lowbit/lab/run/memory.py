@@ -8,19 +8,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.lab.report import Finding
+from lowbit.lab.run.order import Begun, Order
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor, poison
 from lowbit.lab.run.trace import Access, Block, Computation, Kind, Place, Program, Recorder, Step
 from lowbit.spec import Array
 
-# Instead of the number of a program: more than one; somebody whose access is in order with every
-# later one, because it was atomic.
-_SEVERAL, _SETTLED = -2, -3
+# Instead of the number of a program: more than one; those that have updated an element atomically,
+# of which `_updates` knows.
+_SEVERAL, _UPDATED = -2, -3
 _LAB = str(Path(__file__).parent.parent)
 _OUTSIDE: Mapping[Kind, str] = {
     "load": "out-of-bounds-load",
@@ -59,16 +60,6 @@ class Lanes:
         return self.elements >= 0
 
 
-class Begun(NamedTuple):
-    """A program that has begun, perhaps only from a barrier on: see `Memory.begin`. kernel: the
-    name of its kernel, where there are several."""
-
-    program: Program
-    kernel: str | None
-    group: int
-    epoch: int
-
-
 class Memory:
     """The tensors of one run of a kernel, and what is found during it.
 
@@ -90,13 +81,12 @@ class Memory:
         self.recorder, self.poisoned = recorder, poisoned
         self.machinery = (_LAB, *machinery)
         self.atomics = self.undefined = False
-        self.begun: list[Begun] = []
         self.number = 0
         self.running: Program | None = None
         self.kernel: str | None = None
         self._found: dict[tuple[str, str | None, Place | None], Finding] = {}
-        self._synchronised: set[int] = set()
-        self._ordered = 0
+        self._order = Order()
+        self.begun = self._order.begun
         self._places: dict[Place | None, int] = {}
 
     @property
@@ -118,12 +108,12 @@ class Memory:
         self.number, self.running = len(self.begun), program
         self._steps_before = self.steps
         alone = -1 - self.number
-        self.begun.append(Begun(program, self.kernel, alone if group is None else group, epoch))
+        self._order.begin(Begun(program, self.kernel, alone if group is None else group, epoch))
         return self.number
 
     def resume(self, number: int) -> None:
-        """The program of this number goes on."""
-        self.number, self.running = number, self.begun[number].program
+        """The program that began with this number goes on."""
+        self.number, self.running = self._order.latest(number), self.begun[number].program
 
     def step(self) -> None:
         """Count a step of what runs the kernel. EndlessError if a program has taken too many."""
@@ -133,30 +123,25 @@ class Memory:
 
     def barrier(self) -> None:
         """Everything so far is in order with everything that follows."""
-        self._ordered = len(self.begun)
+        self._order.barrier()
         for tensor in self.tensors.values():
             tensor.reader[:] = NOBODY
 
     def _unordered(self, others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these accesses, by their programs, may come before or after one made now."""
-        if self.number in self._synchronised:
-            return np.zeros(others.shape, bool)
-        unordered = (others >= self._ordered) & (others != self.number)
-        mine = self.begun[self.number]
-        for number in np.unique(others[unordered]):
-            other = self.begun[number]
-            if other.group == mine.group and other.epoch != mine.epoch:
-                unordered[others == number] = False
-        return unordered
+        return self._order.unordered(self.number, others)
 
-    def load(self, lanes: Lanes, other: Array) -> Array:
-        """Read the active lanes; the rest, and those outside, keep `other` and get poison."""
+    def load(self, lanes: Lanes, other: Array, *, volatile: bool = False) -> Array:
+        """Read the active lanes; the rest, and those outside, keep `other` and get poison.
+
+        volatile: it may meet atomic operations of other programs.
+        """
         values = other.copy()
         self._reach("load", lanes, other.dtype)
         good = lanes.good
         values[good] = lanes.tensor.read(lanes.offsets[good], other.dtype)
         values[lanes.outside] = poison(other.dtype)
-        self._note_reads(lanes.tensor, lanes.elements[good])
+        self._note_reads(lanes.tensor, lanes.elements[good], volatile)
         self._recorded("load", lanes, values)
         return values
 
@@ -171,26 +156,29 @@ class Memory:
 
     def update(
         self, lanes: Lanes, values: Array, combine: Callable[[Any, Any], Any], *,
-        exchange: bool = False,
+        exchange: bool = False, acquires: bool = True, releases: bool = True,
     ) -> Array:  # fmt: skip
         """Atomically: each active lane in turn replaces `old` by `combine(old, lane's index)`.
 
         Returns the old values; `values` are those that the trace shows. exchange: what is left does
-        not depend on the old value, so that this may be an element's first.
+        not depend on the old value, so that this may be an element's first. acquires, releases:
+        whether what follows comes after what others did before they released the same element, and
+        whether this releases it (PTX ISA, "Memory consistency model").
         """
         tensor, dtype = lanes.tensor, values.dtype
         self._reach("atomic", lanes, dtype)
         self.atomics = True
-        self._synchronised.add(self.number)
         old = np.zeros(lanes.offsets.shape, dtype)
         fresh = lanes.elements[lanes.good]
         if not tensor.initialised and not exchange:
             self._unwritten(tensor, fresh)
+        self.number = self._order.update(self.number, tensor, fresh, acquires, releases)
+        self._note_updates(tensor, fresh)
         for lane in zip(*np.nonzero(lanes.good), strict=True):
             where = lanes.offsets[lane].reshape(1)
             old[lane] = tensor.read(where, dtype)[0]
             tensor.write(where, np.asarray([combine(old[lane], lane)], dtype))
-        tensor.writer[fresh] = _SETTLED
+        tensor.writer[fresh] = _UPDATED
         tensor.place[fresh] = self.place()
         self._recorded("atomic", lanes, values)
         return old
@@ -260,6 +248,8 @@ class Memory:
     def _reach(self, kind: Kind, lanes: Lanes, dtype: np.dtype[Any]) -> None:
         """Find the elements that lanes of this dtype touch, and whether they may."""
         self.step()
+        if kind != "atomic":
+            self._order.touched.add(self.number)
         tensor, offsets = lanes.tensor, lanes.offsets
         lanes.elements, outside = tensor.locate(offsets, lanes.active, dtype.itemsize)
         lanes.outside = outside
@@ -275,7 +265,9 @@ class Memory:
         if kind != "load" and tensor.role == "input" and lanes.good.any():
             self._find("input-written", tensor, lanes.elements[lanes.good][0], "is an input")
 
-    def _note_reads(self, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
+    def _note_reads(
+        self, tensor: CheckedTensor, elements: NDArray[np.int64], volatile: bool
+    ) -> None:
         if tensor.role == "input" or not elements.size:
             return
         if not tensor.initialised:
@@ -286,9 +278,32 @@ class Memory:
             first = int(np.argmax(foreign))
             what = f"is read, and written by program {self._named(writer[first])}"
             self._find("read-of-other", tensor, elements[first], what)
+        elif not volatile:
+            what = "is read, and updated atomically by program {}, which nothing orders"
+            self._find_updated("read-of-other", tensor, elements, what)
         reader = tensor.reader[elements]
         alone = (reader != _SEVERAL) & ~self._unordered(reader)
         tensor.reader[elements] = np.where(alone, self.number, _SEVERAL)
+
+    def _find_updated(
+        self, kind: str, tensor: CheckedTensor, elements: NDArray[np.int64], what: str
+    ) -> None:
+        """Note that one of these elements was updated by a program in no order with this one."""
+        updated = self._order.updated(self.number, tensor, elements)
+        if updated is not None:
+            self._find(kind, tensor, updated[0], what.format(self._named(updated[1])))
+
+    def _note_updates(self, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
+        """Races of an atomic operation with what others do that is not atomic."""
+        for kind, others, what in (
+            ("write-conflict", tensor.writer[elements], "written"),
+            ("read-of-other", tensor.reader[elements], "read"),
+        ):
+            foreign = self._unordered(others)
+            if foreign.any():
+                first = int(np.argmax(foreign))
+                by = f"is updated atomically, and {what} by program {self._named(others[first])}"
+                self._find(kind, tensor, elements[first], by)
 
     def _named(self, number: Any) -> list[int]:
         return list(self.begun[int(number)].program)
@@ -325,11 +340,14 @@ class Memory:
             else:
                 self._find("written-twice", tensor, elements[first], what, severity="warning")
         # Who the several were is not known; after a barrier they may all lie before it.
-        several = not self.begun[self.number].epoch and self.number not in self._synchronised
+        several = not self.begun[self.number].epoch and not self._order.knows(self.number)
         raced = self._unordered(reader) | ((reader == _SEVERAL) & several)
         if raced.any():
             first = elements[int(np.argmax(raced))]
             self._find("read-of-other", tensor, first, "is written, and read by another program")
+        what = "is written, and updated atomically by program {}, which nothing orders"
+        self._find_updated("write-conflict", tensor, elements, what)
+        self._order.written(tensor, elements)
         tensor.writer[elements] = self.number
         tensor.place[elements] = self.place()
 

@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -228,12 +228,16 @@ class _Accesses:
     def methods(self) -> dict[str, Callable[..., Any]]:
         """By their names in the builder."""
         return {
-            "create_load": lambda ptr, *_: self._load(ptr, None, None),
+            "create_load": lambda ptr, _, volatile: self._load(ptr, None, None, volatile),
             "create_store": lambda ptr, value, *_: self._store(ptr, value, None),
-            "create_masked_load": lambda ptr, mask, other, *_, **__: self._load(ptr, mask, other),
+            "create_masked_load": lambda ptr, mask, other, *rest, **__: self._load(
+                ptr, mask, other, bool(rest and rest[-1])
+            ),
             "create_masked_store": lambda ptr, value, mask, *_: self._store(ptr, value, mask),
             "create_atomic_rmw": self._rmw,
             "create_atomic_cas": self._cas,
+            "create_atomic_load": self._atomic_load,
+            "create_atomic_store": self._atomic_store,
             "create_dot": self._multiply,
             # Triton 3.6 keeps a NaN in these, which a GPU drops.
             "create_maxnumf": lambda left, right: self._builder.binary_op(left, right, np.fmax),
@@ -254,7 +258,7 @@ class _Accesses:
             elif lanes.any():
                 self._memory.outside_of_all(kind, int(lanes.sum()), masked)
 
-    def _load(self, ptr: Any, mask: Any, other: Any) -> Any:
+    def _load(self, ptr: Any, mask: Any, other: Any, volatile: bool = False) -> Any:
         element = ptr.get_element_ty()
         dtype = self._interpreter._get_np_dtype(element)
         shape = np.shape(ptr.data)
@@ -265,7 +269,7 @@ class _Accesses:
         masked, active = mask is not None, _active(mask, shape)
         self._memory.undefined |= other is None and not active.all()
         for lanes in self._parts(ptr, active, "load", masked):
-            values = self._memory.load(lanes, values)
+            values = self._memory.load(lanes, values, volatile=volatile)
         return self._interpreter.TensorHandle(values, element)
 
     def _store(self, ptr: Any, value: Any, mask: Any) -> None:
@@ -275,25 +279,44 @@ class _Accesses:
         for lanes in self._parts(ptr, _active(mask, shape), "store", mask is not None):
             self._memory.store(lanes, values)
 
-    def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, *_: Any) -> Any:
+    def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, *order: Any) -> Any:
         name, shape = str(op).rpartition(".")[2], np.shape(ptr.data)
         combine, values = _COMBINE[name], np.broadcast_to(value.data, shape)
-        return self._update(ptr, value, mask, lambda o, i: combine(o, values[i]), name == "XCHG")
+        made = lambda o, i: combine(o, values[i])  # noqa: E731
+        return self._update(ptr, value, mask, made, order, exchange=name == "XCHG")
 
-    def _cas(self, ptr: Any, compared: Any, value: Any, *_: Any) -> Any:
+    def _cas(self, ptr: Any, compared: Any, value: Any, *order: Any) -> Any:
         shape = np.shape(ptr.data)
         values, wanted = (np.broadcast_to(one.data, shape) for one in (value, compared))
-        return self._update(ptr, value, None, lambda o, i: values[i] if o == wanted[i] else o)
+        made = lambda o, i: values[i] if o == wanted[i] else o  # noqa: E731
+        return self._update(ptr, value, None, made, order)
+
+    def _atomic_load(self, ptr: Any, mask: Any, *order: Any) -> Any:
+        element = ptr.get_element_ty()
+        zeros = np.zeros(np.shape(ptr.data), self._interpreter._get_np_dtype(element))
+        same = self._interpreter.TensorHandle(zeros, element)
+        return self._update(ptr, same, mask, lambda o, _: o, order)
+
+    def _atomic_store(self, ptr: Any, value: Any, mask: Any, *order: Any) -> None:
+        values = np.broadcast_to(value.data, np.shape(ptr.data))
+        self._update(ptr, value, mask, lambda _, i: values[i], order, exchange=True)
 
     def _update(
-        self, ptr: Any, value: Any, mask: Any, combine: Callable[..., Any], exchange: bool = False
-    ) -> Any:
-        """An atomic operation; returns the old values."""
+        self, ptr: Any, value: Any, mask: Any, combine: Callable[..., Any], order: Sequence[Any],
+        *, exchange: bool = False,
+    ) -> Any:  # fmt: skip
+        """An atomic operation; returns the old values. order: semantics and scope, of which one
+        that is a block's orders no programs."""
+        how, scope = (str(one).rpartition(".")[2] for one in order)
+        acquires, releases = ("ACQUIRE" in how, "RELEASE" in how) if scope != "CTA" else (0, 0)
         shape = np.shape(ptr.data)
         values = np.broadcast_to(value.data, shape)
         old = np.zeros(shape, values.dtype)
         for lanes in self._parts(ptr, _active(mask, shape), "atomic", True):
-            read = self._memory.update(lanes, values, combine, exchange=exchange)
+            read = self._memory.update(
+                lanes, values, combine, exchange=exchange, acquires=bool(acquires),
+                releases=bool(releases),
+            )  # fmt: skip
             old = np.where(lanes.active, read, old)
         return self._interpreter.TensorHandle(old, value.dtype.scalar)
 
