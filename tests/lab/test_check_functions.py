@@ -240,7 +240,7 @@ def test_the_comparison_with_a_gpu() -> None:
 
     def differs(x: Tensor) -> Tensor:
         # The interpreter's run comes first; guard zones lie around what comes second.
-        on_gpu.append(x.untyped_storage().nbytes() > 4 * x.numel() + 4096)
+        on_gpu.append(x.storage_offset() > 0)
         z = x.sum(1)
         return z + 1 if on_gpu[-1] else z
 
@@ -251,7 +251,7 @@ def test_the_comparison_with_a_gpu() -> None:
 
     def overwrites(x: Tensor) -> Tensor:
         z = x.sum(1)
-        if x.untyped_storage().nbytes() > 4 * x.numel() + 4096:
+        if x.storage_offset() > 0:
             whole = torch.as_strided(x, (1,), (1,), x.storage_offset() - 1)
             whole.fill_(0.0)
         return z

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.registry.locks import cached_property
-from lowbit.spec.data import CORNERS, FILLS, SPECIAL, Draw, draw_values
+from lowbit.spec.data import CORNERS, FILLS, FURTHER, SPECIAL, Draw, draw_values
 from lowbit.spec.dtypes import FLOAT32_UNIT, Array, DType
 from lowbit.spec.operation import Operation, Sizes
 from lowbit.spec.post_ops import applied
@@ -92,7 +92,7 @@ class Expected:
         )
 
 
-Layout = Literal["contiguous", "padded", "transposed"]
+Layout = Literal["contiguous", "padded", "transposed", "rows", "expanded"]
 Inputs = Mapping[str, Array]
 
 # How many random perturbations the sensitivity of a reference is estimated from.
@@ -127,8 +127,9 @@ class Case:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", self.operation.complete(self.sizes))
-        if self.fill not in (*FILLS, *CORNERS):
-            raise ValueError(f"no fill {self.fill!r}; known are {', '.join((*FILLS, *CORNERS))}")
+        known = (*FILLS, *FURTHER, *CORNERS)
+        if self.fill not in known:
+            raise ValueError(f"no fill {self.fill!r}; known are {', '.join(known)}")
 
     def __str__(self) -> str:
         one = self.operation
@@ -186,11 +187,18 @@ class Case:
         ranges[one.result.name] = one.result.format
         sides = self.fill.split("*")
         fills = dict(zip(factors, sides, strict=False)) if self.fill in CORNERS else {}
-        return {
+        drawn = {
             t.name: one.draws.get(t.name, draw_values)(
                 Draw(rng, t.shape(self.sizes), t.format, fills.get(t.name, sides[0]), ranges)
             )
             for t in one.inputs
+        }
+        if self.layout != "expanded":
+            return drawn
+        # The first row for all, as they lie.
+        return {
+            name: np.broadcast_to(a[:1], a.shape).copy() if a.ndim > 1 else a
+            for name, a in drawn.items()
         }
 
     def exact(self, inputs: Inputs) -> dict[str, Array]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from lowbit.spec.case import Case, Layout, fills_of
-from lowbit.spec.data import SPECIAL
+from lowbit.spec.data import FURTHER, SPECIAL
 from lowbit.spec.operation import Operation, Sizes
 
 T = TypeVar("T")
@@ -28,7 +29,12 @@ _MOST_ELEMENTS = 1 << 20
 _VARIANTS = 6
 # More than the blocks of nearly all kernels; prime.
 _LONG = 1031
-_STRIDED: tuple[Layout, ...] = ("padded", "transposed")
+_STRIDED: tuple[Layout, ...] = ("padded", "transposed", "rows", "expanded")
+# Of all sizes together and of a tensor, where a kernel has blocks, and whose work is in blocks.
+_MOST_POINTS, _MOST_IN_BLOCKS = 1 << 24, 1 << 20
+_WIDE = 256
+# The least block with which a tensor of more elements than 16 bits count is no work.
+_LEAST_BLOCK, _BEYOND_16_BITS = 32, (1 << 16) + 1
 
 
 def edge_cases(spec: Operation, *, rounds: int = 1, seed: int = 0) -> list[Case]:
@@ -87,9 +93,10 @@ def _in_turn(choices: Sequence[T], rng: np.random.Generator) -> Iterator[T]:
 def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: bool) -> list[Case]:
     """The cases of an operation for an interpreted kernel with these block sizes.
 
-    The exercise's sizes with every fill; size one with the special ones, too; sizes of primes, one
-    block, one less and one more, and each size one while the others are not, with two fills each in
-    turn; if `long`, each size long.
+    The exercise's sizes with every fill; size one with the special ones, too; sizes of primes,
+    blocks, one less and one more, and each size one while the others are not, with two fills each
+    in turn; if `long`, each size long, several blocks along all sizes, and a tensor of more
+    elements than 16 bits count.
     """
     first, *rest = size_sets(operation, blocks)
     fills = fills_of(operation)
@@ -100,7 +107,9 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
         known = operation.budget is not None or operation.sum_length(sizes) == 1
         return [fill for fill in fills if fill in SPECIAL and (known or fill != "largest")]
 
-    cases = [Case(operation, first, fill) for fill in (*common, *special(first))]
+    wide = tile_sets(operation, blocks) if long else []
+    further = FURTHER if {*SPECIAL} <= {*fills} else ()
+    cases = [Case(operation, first, fill) for fill in (*common, *further, *special(first))]
     for number, sizes in enumerate(rest):
         other = common[1 + number % (len(common) - 1)]
         cases += [Case(operation, sizes), Case(operation, sizes, other)]
@@ -108,11 +117,50 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
     if long:
         ones = dict.fromkeys(operation.names, 1)
         cases += [Case(operation, operation.fitted({**ones, name: _LONG})) for name in ones]
+        cases += [Case(operation, sizes) for sizes in (*wide, *_many(operation, blocks))]
     if strided:
-        cases += [
-            Case(operation, s, "normal", lay) for s in (first, *rest[1:3]) for lay in _STRIDED
-        ]
+        few = (first, *rest[1:3], *wide[:1])
+        cases += [Case(operation, s, "normal", lay) for s in few for lay in _STRIDED]
     return cases
+
+
+def tile_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
+    """Sizes of several blocks along all dimensions, of which the first is first in `blocks` as
+    well, perhaps; odd numbers of them, and such that no block is full at the end."""
+    known = [b for b in blocks if b > 1] or [_LEAST_BLOCK]
+    names, found = operation.names, list[dict[str, int]]()
+    for counts, more in (((5, 3, 2), 1), ((2, 4, 3), 0), ((3, 2, 4), -1)):
+        pairs = zip(names, itertools.cycle(counts), itertools.cycle(known), strict=False)
+        found.append(operation.fitted({name: n * b + more for name, n, b in pairs}))
+    return [one for one in map(partial(_in_blocks, operation), found) if one]
+
+
+def _in_blocks(operation: Operation, sizes: Sizes) -> dict[str, int]:
+    """The sizes, small ones in place of the first as long as there is too much; nothing if there
+    still is."""
+    tensors = (*operation.inputs, operation.result)
+    for count in range(len(operation.names)):
+        small = dict.fromkeys(operation.names[:count], 5)
+        kept = operation.fitted({**sizes, **small})
+        largest = max(math.prod(tensor.shape(kept)) for tensor in tensors)
+        if math.prod(kept.values()) <= _MOST_POINTS and largest <= _MOST_IN_BLOCKS:
+            return kept
+    return {}
+
+
+def _many(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
+    """Sizes with a tensor of more elements than 16 bits count, where blocks are large enough."""
+    tensors = [one for one in (*operation.inputs, operation.result) if one.names]
+    if max(blocks, default=_LEAST_BLOCK) < _LEAST_BLOCK or not tensors:
+        return []
+    axes = max(len(one.names) for one in tensors)
+    for more in (1, 1.5, 2):
+        size = math.ceil(more * _BEYOND_16_BITS ** (1 / axes))
+        sizes = operation.fitted(dict.fromkeys(operation.names, size))
+        most = max(math.prod(tensor.shape(sizes)) for tensor in tensors)
+        if most >= _BEYOND_16_BITS:
+            return [sizes] if math.prod(sizes.values()) <= 2 * _MOST_POINTS else []
+    return []
 
 
 def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
@@ -121,9 +169,13 @@ def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int
     exercise = operation.exercise or operation.fitted(dict.fromkeys(names, 40))
     wanted = [dict.fromkeys(names, 1)]
     wanted += [dict(zip(names, itertools.cycle(primes), strict=False)) for primes in _PRIMES]
-    fitting = sorted({b for b in blocks if 2 <= b <= 256}) or [32]
+    fitting = sorted({b for b in blocks if b > 1}) or [_LEAST_BLOCK]
     for block in fitting:
-        wanted += [dict.fromkeys(names, size) for size in (block, block - 1, block + 1, 3 * block)]
+        around = (block, block - 1, block + 1, 2 * block, 3 * block)
+        if block <= _WIDE or len(names) < 2:
+            wanted += [dict.fromkeys(names, size) for size in around]
+        else:  # so that the others leave it as long
+            wanted += [{**dict.fromkeys(names, 3), names[-1]: size} for size in around]
     for name in names if len(names) > 1 else ():
         wanted.append({**dict.fromkeys(names, 19), name: 1})
         wanted.append({**dict.fromkeys(names, 2), name: 2 * fitting[-1] + 3})

@@ -27,7 +27,11 @@ that exp overflows; all below -200, so that exp of each is zero; subnormal ones;
 Integers: any bits; half zeros; all bits one; the two limits; all the lower limit; 0 and 1; any
 bits."""
 
-_LARGE = 200.0
+_LARGE, _OFFSET = 200.0, 1000.0
+FURTHER = ("ties", "offset", "huge")
+"""Fills of floats for interpreted kernels: -1, 0 and 1, so that the largest is there many times; a
+thousand more than normal values; so large that their squares are infinite in the dtype."""
+
 # One of so many elements is special, and at least two.
 _SPECIAL_AMONG = 64
 
@@ -66,6 +70,12 @@ def _floats(draw: Draw) -> Array:
     elif fill == "tiny":
         below = 2.0**-4 if draw.dtype.bits == 16 else 2.0**-14
         values = values * draw.dtype.least_normal * below
+    elif fill == "ties":
+        values = rng.integers(-1, 2, draw.shape).astype(np.float64)
+    elif fill == "offset":
+        values = values + _OFFSET
+    elif fill == "huge":
+        values = values * np.sqrt(draw.dtype.largest) * 8
     elif fill in SPECIAL:
         numbers = np.array(SPECIAL[fill]) * draw.dtype.largest
         _plant(values, numbers, 2 + values.size // _SPECIAL_AMONG, rng)

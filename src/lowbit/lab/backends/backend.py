@@ -102,6 +102,10 @@ class Subject(ABC):
     def start(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
         """Run it on a GPU on these torch tensors, by their names; returns the result's."""
 
+    def wide(self) -> list[Case]:
+        """Cases with several blocks along all dimensions, if its blocks are known."""
+        return []
+
     def variants(self) -> list[tuple[str, Subject, Severity]]:
         """The same with other block sizes, in words; and how bad it is if that goes wrong."""
         return []

@@ -18,6 +18,7 @@ from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
 from lowbit.lab.run.tensor import CheckedTensor, storage_dtype, tensor_of
 from lowbit.lab.run.trace import Grid, Program, grid_of, programs_of
 from lowbit.spec import Case, Sizes, TensorType, cases_of
+from lowbit.spec.cases import tile_sets
 
 _AXES = 3
 
@@ -108,6 +109,10 @@ class KernelSubject(Subject):
         exercise = cases[0].sizes
         few = [case for case in cases if case.sizes == exercise]
         return few, ["the grid is fixed, so only one set of sizes was tried"]
+
+    def wide(self) -> list[Case]:
+        blocks = tuple(self.binding.blocks.values())
+        return [Case(self.operation, sizes) for sizes in tile_sets(self.operation, blocks)]
 
     def variants(self) -> list[tuple[str, Subject, Severity]]:
         """Block sizes that the kernel says are as good; or, where nobody has said which, all of

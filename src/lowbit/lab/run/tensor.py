@@ -86,9 +86,12 @@ class CheckedTensor:
 def tensor_of(
     type_: TensorType, values: Array, layout: Layout, role: Role, initialised: bool = True
 ) -> CheckedTensor:
-    """A fresh tensor that holds these values, or nothing yet, in this layout."""
+    """A fresh tensor that holds these values, or nothing yet, in this layout. Only an input is
+    expanded, and gaps are others for each name."""
     stored = values.view(storage_dtype(type_.dtype))
-    return CheckedTensor(type_, stored, strides_of(values.shape, layout), role, initialised)
+    layout = "rows" if layout == "expanded" and role != "input" else layout
+    strides = strides_of(values.shape, layout, 3 + sum(map(ord, type_.name)) % 5)
+    return CheckedTensor(type_, stored, strides, role, initialised)
 
 
 def unwritten(type_: TensorType, sizes: Sizes) -> CheckedTensor:
@@ -123,16 +126,16 @@ def widened(values: Array, dtype: str) -> Array:
     return known.widened(values.view(known.storage))
 
 
-def strides_of(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+def strides_of(shape: tuple[int, ...], layout: Layout, gap: int = 3) -> tuple[int, ...]:
     """Strides in elements. "padded": gaps between elements and rows; "transposed": the axes lie
-    in reverse order, with a gap."""
+    in reverse order, with gaps; "rows": gaps between rows; "expanded": besides, one row for all."""
     order = range(len(shape)) if layout == "transposed" else range(len(shape) - 1, -1, -1)
     strides = [0] * len(shape)
     step = 2 if layout == "padded" else 1
     for axis in order:
         strides[axis] = step
-        step = step * shape[axis] + (0 if layout == "contiguous" else 3)
-    return tuple(strides)
+        step = step * shape[axis] + (0 if layout == "contiguous" else gap)
+    return (0, *strides[1:]) if layout == "expanded" and len(shape) > 1 else tuple(strides)
 
 
 def poison(dtype: np.dtype[Any]) -> Any:
