@@ -14,10 +14,11 @@ import numpy as np  # noqa: E402
 
 import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
-from lowbit.kernels.triton.fast import scaled  # noqa: E402
+from lowbit.kernels.triton.fast import scaled, scaled_blocks  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 from lowbit.kernels.triton.fast.quantize_rows import quantize_rows_kernel  # noqa: E402
 from lowbit.kernels.triton.fast.scaled import ScaledConfig, scaled_choice  # noqa: E402
+from lowbit.kernels.triton.fast.scaled_blocks import BlocksConfig  # noqa: E402
 from lowbit.kernels.triton.fast.tiles import Extra  # noqa: E402
 from lowbit.numerics.affine import quantize_rows as in_numpy  # noqa: E402
 from lowbit.torch.functional import quantize_rows, scaled_matmul  # noqa: E402
@@ -134,18 +135,21 @@ def test_what_is_chosen() -> None:
     assert scaled_choice(Gpu(80, 108), 5, 64, 64).kernel == "PyTorch in float32"
     assert scaled_choice(H200, 512, 4096, 4096, "float8_e4m3fn").kernel == "cuBLAS"
     assert scaled_choice(H200, 512, 4096, 4096).kernel == "scaled_kernel"
+    assert scaled_choice(H200, 9, 4096, 4096, blocks=True).kernel == "scaled_blocks_kernel"
     assert "shared memory" in str(ScaledConfig(256, 256, 1, 8, 4).refusal(2))
+    assert "shared memory" in str(BlocksConfig(3, 1, 6).refusal(2))
+    assert "give 1, 2 or 3" in str(BlocksConfig(4, 1, 2).refusal(2))
 
 
-def _chosen() -> list[tuple[int, bool, int, ScaledConfig]]:
+def _chosen() -> list[tuple[int, bool, int, Any]]:
     """Every configuration that is chosen for many sizes, with one number of rows, and the bytes of
     an element of the result."""
-    found = dict[Any, tuple[int, bool, int, ScaledConfig]]()
+    found = dict[Any, tuple[int, bool, int, Any]]()
     for m in (1, 16, 17, 64, 100, 128, 256, 1000, 4096):
         for n in (64, 1000, 4096, 14336, 28672):
             for blocks in (False, True):
                 for k, itemsize in itertools.product((128, 4096, 28672), (2, 4)):
-                    config = scaled.scaled_config(H200, m, n, k, blocks, itemsize)
+                    config = scaled_choice(H200, m, n, k, "int8", blocks, itemsize).config
                     kind = config, blocks, itemsize
                     found.setdefault(kind, (min(m, 300), blocks, itemsize, config))
     return list(found.values())
@@ -155,15 +159,13 @@ CHOSEN = pytest.mark.parametrize(("m", "blocks", "itemsize", "config"), _chosen(
 
 
 @CHOSEN
-def test_what_is_chosen_fits(m: int, blocks: bool, itemsize: int, config: ScaledConfig) -> None:
+def test_what_is_chosen_fits(m: int, blocks: bool, itemsize: int, config: Any) -> None:
     assert config.refusal(itemsize) is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "blocks", "zero"), [("i8", False, True), ("fp8e4nv", True, False)]
-)
-def test_ahead_of_time(kind: str, blocks: bool, zero: bool) -> None:
+@pytest.mark.parametrize(("kind", "zero"), [("i8", True), ("fp8e4nv", False)])
+def test_ahead_of_time(kind: str, zero: bool) -> None:
     from triton.experimental.gluon import language
 
     gl: Any = language
@@ -174,15 +176,38 @@ def test_ahead_of_time(kind: str, blocks: bool, zero: bool) -> None:
          "x_desc": f"tensordesc<{kind}[64,128],{x!r}>", "x_scale_ptr": "*fp32",
          "x_zero_ptr": "*i32", "w_sum_ptr": "*i32", "z_ptr": "*bf16", "bias_ptr": "*bf16",
          "residual_ptr": "*bf16", "part_ptr": "*fp32", "met_ptr": "*i32", "M": "i32:1",
-         "N": "i32", "K": "i32", "BLOCKS": blocks, "ZERO": zero, "BIAS": True, "RESIDUAL": False,
+         "N": "i32", "K": "i32", "ZERO": zero, "BIAS": True, "RESIDUAL": False,
          "ACTIVATION": "gelu", "STAGES": 4, "SPLITS": 1},
         90, num_warps=4,
     )  # fmt: skip
     assert made.local == 0
     assert made.count("IGMMA" if kind == "i8" else "QGMMA") >= 8
     assert made.count("UTMALDG") >= 2
-    if not blocks:  # while a product runs, the next is loaded
-        assert "wgmma.wait_group.sync.aligned 1" in made.ptx
+    # While a product runs, the next is loaded.
+    assert "wgmma.wait_group.sync.aligned 1" in made.ptx
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_blocks_ahead_of_time(groups: int) -> None:
+    from triton.experimental.gluon import language
+
+    gl: Any = language
+    w, x = (gl.NVMMASharedLayout.get_default_for([rows, 128], gl.int8) for rows in (128, 64))
+    made = compile_ahead(
+        scaled_blocks.scaled_blocks_kernel,
+        {"w_desc": f"tensordesc<fp8e4nv[128,128],{w!r}>", "w_scale_ptr": "*fp32",
+         "x_desc": f"tensordesc<fp8e4nv[64,128],{x!r}>", "x_scale_ptr": "*fp32", "z_ptr": "*bf16",
+         "bias_ptr": "*bf16", "residual_ptr": "*bf16", "part_ptr": "*fp32", "met_ptr": "*i32",
+         "M": "i32:1", "N": "i32", "K": "i32", "BIAS": True, "RESIDUAL": False,
+         "ACTIVATION": "gelu", "GROUPS": groups, "STAGES": 4, "SPLITS": 1,
+         "REGISTERS": scaled_blocks.REGISTERS[groups]},
+        90, num_warps=4,
+    )  # fmt: skip
+    assert made.local == 0
+    assert made.count("QGMMA") == 4 * groups
+    # Products of a group of warps follow each other without a wait in between.
+    assert made.sass.count("WARPGROUP.DEPBAR") == groups
 
 
 def _moved(factors: Any) -> Any:
@@ -191,9 +216,7 @@ def _moved(factors: Any) -> Any:
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 @CHOSEN
-def test_every_configuration_on_a_gpu(
-    m: int, blocks: bool, itemsize: int, config: ScaledConfig
-) -> None:
+def test_every_configuration_on_a_gpu(m: int, blocks: bool, itemsize: int, config: Any) -> None:
     """Twice, for the counters of what is cut along K must be zeros again."""
     for dtype, _, zero in [form for form in FORMS if form[1] == blocks]:
         factors = _factors(m, 1000, 4096, dtype, blocks, zero)
@@ -215,7 +238,8 @@ def test_rows_ahead_of_time(symmetric: bool, sm: int) -> None:
     made = compile_ahead(
         quantize_rows_kernel,
         {"x_ptr": "*bf16", "q_ptr": "*i8", "scale_ptr": "*fp32", "zero_ptr": "*i32", "K": "i32",
-         "x_stride": "i32", "BLOCK": 4096, "INT": True, "SYMMETRIC": symmetric, "GROUP": 0},
+         "x_stride": "i32", "BLOCK": 4096, "INT": True, "SYMMETRIC": symmetric, "GROUP": 0,
+         "TILED": symmetric},
         sm,
     )  # fmt: skip
     assert made.local == 0

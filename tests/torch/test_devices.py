@@ -31,6 +31,7 @@ from lowbit.torch.weight import PACKING_OF
 
 GPU = torch.cuda.is_available()
 CONFIGS = [Int4WeightOnlyConfig(128), Int4WeightOnlyConfig(32, True), Int4WeightOnlyConfig(None)]
+DYNAMIC = [Int4DynamicConfig(128, symmetric=True), Int4DynamicConfig(None, True, True)]
 
 
 @pytest.fixture
@@ -199,24 +200,37 @@ def test_layers_of_8_bits_there(symmetric: bool, as_gpu: pytest.MonkeyPatch) -> 
     assert torch.equal(back.weight.dequantize(), layer.weight.dequantize())
 
 
-def test_activations_that_no_kernel_takes_are_refused(as_gpu: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_layers_of_4_bits_and_8_bit_activations_there(
+    symmetric: bool, as_gpu: pytest.MonkeyPatch
+) -> None:
+    """Activations have no zero points there, so those of a symmetric layer are as here."""
     as_gpu.undo()
-    layer = _layer(Int4DynamicConfig(32))
+    layer = _layer(Int4DynamicConfig(32, symmetric=symmetric))
     as_gpu.setitem(PACKING_OF, "cpu", "tiles")
     there = _moved(layer)
-    with pytest.raises(ValueError, match=r"has no kernel on 'cpu' yet.*Int4WeightOnlyConfig"):
-        _layer(Int4DynamicConfig(32))
-    with pytest.raises(NotImplementedError, match="has no kernel on 'cpu' yet"):
-        there(torch.zeros(1, 296).bfloat16())
+    assert there.weight.packing == "tiles"
+    assert torch.equal(there.weight.int_values(), layer.weight.int_values())
+    x = torch.randn(2, 3, 296).bfloat16()
+    with torch.inference_mode():
+        here, z = layer(x.float()), there(x)
+        assert there(x[:0]).shape == (0, 3, 70)
+    assert z.dtype == torch.bfloat16
+    error = (z.float() - here).norm() / here.norm()
+    assert error < (2**-8 if symmetric else 2**-6)
+    x.requires_grad_()
+    (dx,) = torch.autograd.grad(there(x).sum(), x)
+    sums = there.weight.dequantize().float().sum(0)
+    torch.testing.assert_close(dx[0, 0].float(), sums, rtol=2**-6, atol=2**-6)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+@pytest.mark.parametrize("config", [*CONFIGS, *DYNAMIC], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_on_a_gpu(config: Any, dtype: torch.dtype) -> None:
     layer = _layer(config, 512, 256).to(dtype)
     model = nn.Sequential(nn.LayerNorm(512).to(dtype), layer)
-    x = torch.randn(5, 512).to(dtype)
+    x = torch.randn(50, 512).to(dtype)
     with torch.inference_mode():
         here = model(x)
         weight = copy.deepcopy(layer.weight)

@@ -69,10 +69,6 @@ def test_why_a_table_does_not_serve() -> None:
             lambda: explain("linear", device=H200, M=1, N=64, K=64, group_size=24),
             "no kernel serves it on sm_90 .*: group_size must be a multiple of 32",
         ),
-        (
-            lambda: explain("linear", device=H200, M=1, N=64, K=64, activations="dynamic"),
-            "a 4-bit layer of 'dynamic' activations has no kernel on 'cuda' yet",
-        ),
         (lambda: explain("softmax", device=H200, length=2**40), "too long for this GPU"),
         (
             lambda: explain("attention", device=H200, dtype=torch.float32, head_size=64),

@@ -63,13 +63,3 @@ def check_rows(op: str, x: Tensor) -> None:
         raise ValueError(
             f"{op}: x has the shape {list(x.shape)}; it must be [..., length], length 1 or more"
         )
-
-
-def activations_refusal(activations: str, device: str) -> str | None:
-    """Why no kernel for GPUs serves linear layers of such activations; None if one does."""
-    if activations == "float":
-        return None
-    return (
-        f"a 4-bit layer of {activations!r} activations has no kernel on {device!r} yet; move it "
-        "with .cpu(), or quantize it with Int4WeightOnlyConfig or Int8DynamicConfig"
-    )

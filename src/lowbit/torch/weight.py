@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lowbit.numerics import QTensor, methods
-from lowbit.torch.arguments import FLOATS, activations_refusal
+from lowbit.torch.arguments import FLOATS
 from lowbit.torch.config import QuantizeConfig, configurations
 from lowbit.weights.format import INT8, WeightFormat
 from lowbit.weights.packings import Bytes, Panels, Rows, Tiles
@@ -51,8 +51,6 @@ def device_refusal(
         return f"quantized layers run on {known}, so they cannot be moved to {str(device)!r}"
     name = packing_of(device, format, activations)
     refusal = PACKINGS[name].refusal(format, in_features)
-    if refusal is None and name == "tiles":
-        refusal = activations_refusal(activations, str(device))
     return f"a weight of {format} cannot be on {str(device)!r}: {refusal}" if refusal else None
 
 

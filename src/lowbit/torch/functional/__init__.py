@@ -17,7 +17,7 @@ from __future__ import annotations
 from lowbit.torch.functional.attention import attention
 from lowbit.torch.functional.attention_decode import attention_decode, write_cache
 from lowbit.torch.functional.convolution import conv2d
-from lowbit.torch.functional.eight_bits import quantize_rows, scaled_matmul
+from lowbit.torch.functional.eight_bits import int4_dynamic_matmul, quantize_rows, scaled_matmul
 from lowbit.torch.functional.int4 import (
     TiledWeight,
     bmm,
@@ -35,6 +35,7 @@ __all__ = [
     "attention_decode",
     "bmm",
     "conv2d",
+    "int4_dynamic_matmul",
     "int4_matmul",
     "layer_norm",
     "linear",

@@ -1,4 +1,4 @@
-"""Products of 8 bits by 8 bits on the GPU: int8, or float8 (e4m3), with scales."""
+"""Products of activations of 8 bits on the GPU: int8, or float8 (e4m3), with scales."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.tiles import Extra, by_torch
+from lowbit.kernels.triton.fast.tiles import Extra, TiledWeight, by_torch, finished
 from lowbit.numerics.affine import quantize_rows as in_numpy
 from lowbit.torch.arguments import FLOATS, check_shape, check_tensor
-from lowbit.torch.functional.int4 import check_extra
+from lowbit.torch.functional.int4 import (
+    FIELDS,
+    check_extra,
+    keep_weight,
+    multiplied,
+    weight_gradient,
+)
 from lowbit.torch.registration import register
 
 EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
@@ -143,4 +149,49 @@ register(
     kernel="scaled.scaled_matmul",
     cpu=_scaled_on_cpu,
     fake=lambda x, w, *rest: x.new_empty((len(x), len(w)), dtype=rest[-1]),
+)
+
+
+def int4_dynamic_matmul(
+    x: Tensor,
+    weight: TiledWeight,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.int8,
+    activation: str = "",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`weight_only_matmul` of x whose rows become 8 bits on the way, and a weight of 4 bits.
+
+    dtype: int8 or float8_e4m3fn; each row has one scale and no zero point, as `quantize_rows` finds
+    it. The sums of each group are scaled in float32; int8 is summed exactly within. On a GPU up to
+    32 rows of 16 bits stay as they are: there the weight's memory is the limit. Zero points of the
+    weight are 0 to 16 for float8. The derivative is that of `weight_only_matmul`.
+
+    TypeError for another dtype; ValueError for a weight of 8 bits, and as of `weight_only_matmul`.
+    """
+    name = "int4_dynamic_matmul"
+    if dtype not in EIGHT_BITS:
+        raise TypeError(f"{name}: dtype is {dtype}; give torch.int8 or torch.float8_e4m3fn")
+    if isinstance(weight, TiledWeight) and weight.bits != 4:
+        raise ValueError(f"{name}: the weight has {weight.bits} bits; give pack_int4(...)")
+    return multiplied(name, x, weight, Extra(bias, residual, activation), _dynamic_op, dtype)
+
+
+def _dynamic_on_cpu(x: Tensor, *given: Any) -> Tensor:
+    weight, extra = TiledWeight(*given[:8]), Extra(*given[8:11])
+    q, scale, _ = _rows_on_cpu(x.reshape(-1, weight.K), given[11], True, False)
+    product = (q.double() * scale.double()[:, None]) @ weight.dequantized().T
+    z = product.view(*x.shape[:-1], weight.N)
+    return finished(z, extra.to(torch.float64)).to(x.dtype)
+
+
+_dynamic_op = register(
+    f"int4_dynamic_matmul(Tensor x, {FIELDS}, Tensor? bias, Tensor? residual, str activation, "
+    "ScalarType dtype) -> Tensor",
+    kernel="eight_by_four.int4_dynamic_matmul",
+    cpu=_dynamic_on_cpu,
+    fake=lambda x, *parts: x.new_empty(*x.shape[:-1], TiledWeight(*parts[:8]).N),
+    backward=weight_gradient,
+    keep=keep_weight,
 )

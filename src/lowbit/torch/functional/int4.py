@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -172,7 +172,18 @@ def weight_only_matmul(
     TypeError for another dtype; ValueError for a K, a shape or a device that does not match, and
     for another activation.
     """
-    name = "weight_only_matmul"
+    extra = Extra(bias, residual, activation)
+    return multiplied("weight_only_matmul", x, weight, extra, _weight_only_op)
+
+
+int4_matmul = weight_only_matmul
+
+
+def multiplied(
+    name: str, x: Tensor, weight: TiledWeight, extra: Extra, op: Callable[..., Tensor], *rest: Any
+) -> Tensor:
+    """What an operator of x, a weight's fields, an Extra's and others gives, once these are known
+    to be good; differentiable."""
     check_tensor(name, "x", x, FLOATS)
     if not isinstance(weight, TiledWeight):
         raise TypeError(f"{name}: weight is a {type(weight).__name__}; give pack_int4(...)")
@@ -184,30 +195,27 @@ def weight_only_matmul(
         raise ValueError(
             f"{name}: x is on {x.device} and weight on {weight.tiles.device}; move one of them"
         )
-    if residual is not None:
-        check_alike(name, x=x, residual=residual)
-    extra = Extra(bias, residual, activation)
+    if extra.residual is not None:
+        check_alike(name, x=x, residual=extra.residual)
     check_extra(name, extra, (*x.shape[:-1], weight.N))
     parts = vars(weight).values()
-    given = (x, bias, residual)
+    given = (x, *extra[:2])
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given):
-        return finished(_weight_only_op(x, *parts, *Extra()), extra)
-    return _weight_only_op(x, *parts, *extra)
+        return finished(op(x, *parts, *Extra(), *rest), extra)
+    return op(x, *parts, *extra, *rest)
 
 
-int4_matmul = weight_only_matmul
-
-
-def _keep_weight(ctx: Any, inputs: Any, output: Tensor) -> None:
+def keep_weight(ctx: Any, inputs: Any, output: Tensor) -> None:
+    """For `weight_gradient`."""
     _, *parts = inputs
     ctx.save_for_backward(*parts[:4])
-    ctx.sizes = parts[4:8]
+    ctx.sizes, ctx.others = parts[4:8], len(parts)
 
 
-def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+def weight_gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+    """Of x, by the weight that the tiles stand for."""
     weight = TiledWeight(*ctx.saved_tensors, *ctx.sizes)
-    others = len(fields(TiledWeight)) + len(Extra())
-    return dz @ weight.dequantized().to(dz.dtype), *[None] * others
+    return dz @ weight.dequantized().to(dz.dtype), *[None] * ctx.others
 
 
 def _on_cpu(x: Tensor, *parts: Any) -> Tensor:
@@ -217,16 +225,16 @@ def _on_cpu(x: Tensor, *parts: Any) -> Tensor:
 
 
 _TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int"}
-_FIELDS = ", ".join(f"{_TYPES[str(one.type)]} {one.name}" for one in fields(TiledWeight))
+FIELDS = ", ".join(f"{_TYPES[str(one.type)]} {one.name}" for one in fields(TiledWeight))
 
 _weight_only_op = register(
-    f"weight_only_matmul(Tensor x, {_FIELDS}, Tensor? bias, Tensor? residual, str activation) "
+    f"weight_only_matmul(Tensor x, {FIELDS}, Tensor? bias, Tensor? residual, str activation) "
     "-> Tensor",
     kernel="weight_only.weight_only_matmul",
     cpu=_on_cpu,
     fake=lambda x, *parts: x.new_empty(*x.shape[:-1], TiledWeight(*parts[:8]).N),
-    backward=_gradient,
-    keep=_keep_weight,
+    backward=weight_gradient,
+    keep=keep_weight,
 )
 
 

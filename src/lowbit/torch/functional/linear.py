@@ -21,8 +21,12 @@ from lowbit.product import requests
 from lowbit.product.dispatch import threads_key, wants_proof, wants_split
 from lowbit.product.prepare import KEPT
 from lowbit.product.prepared import Prepared
-from lowbit.torch.arguments import FLOATS, activations_refusal
-from lowbit.torch.functional.eight_bits import quantize_rows, scaled_matmul
+from lowbit.torch.arguments import FLOATS
+from lowbit.torch.functional.eight_bits import (
+    int4_dynamic_matmul,
+    quantize_rows,
+    scaled_matmul,
+)
 from lowbit.torch.functional.int4 import weight_only_matmul
 from lowbit.torch.registration import register
 from lowbit.weights.format import INT8, WeightFormat
@@ -57,8 +61,10 @@ def linear(
     bits, found row by row, or "float", which takes a 4-bit weight. Differentiable in x and bias, as
     if the weight were `weight.dequantize()`.
 
-    ValueError for a shape that does not match; TypeError for another dtype; NotImplementedError for
-    activations that the device has no kernel for: on CUDA 4-bit weights have those of "float".
+    On CUDA those of 4-bit weights have no zero points either way, and few rows stay as they are
+    (`int4_dynamic_matmul`).
+
+    ValueError for a shape that does not match; TypeError for another dtype.
     """
     if weight.input_scale is not None:
         x = x / weight.input_scale.to(x.dtype)
@@ -96,13 +102,12 @@ def _without_panels(
         return torch.nn.functional.linear(x, whole, None if bias is None else bias.to(x.dtype))
     if weight.packing == "bytes":
         return _with_bytes(x, weight, bias, activations)
-    if refusal := activations_refusal(activations, str(weight.device)):
-        raise NotImplementedError(refusal)
     tiled = TiledWeight(
         weight.tiles, weight.words, weight.scale, weight.zero, weight.out_features,
         weight.in_features, weight.group_size, 4 if weight.format.four_bits else 8,
     )  # fmt: skip
-    return weight_only_matmul(x, tiled, bias)
+    multiply = weight_only_matmul if activations == "float" else int4_dynamic_matmul
+    return multiply(x, tiled, bias)
 
 
 def _with_bytes(
@@ -141,12 +146,14 @@ def linear_choice(
         from lowbit.kernels.triton.fast.scaled import scaled_choice
 
         return scaled_choice(gpu, M, N, K)
-    refusal = Tiles().refusal(format, K) or activations_refusal(activations, "cuda")
-    if refusal:
+    if refusal := Tiles().refusal(format, K):
         raise ValueError(f"no kernel serves it on {gpu}: {refusal}")
+    from lowbit.kernels.triton.fast.eight_by_four import eight_by_four_choice
     from lowbit.kernels.triton.fast.weight_only import weight_only_choice
 
     bits, size = 4 if format.four_bits else 8, Tiles().group_size(format, K)
+    if activations != "float":
+        return eight_by_four_choice(gpu, M, N, K, itemsize, size)
     return weight_only_choice(gpu, M, N, K, bits, itemsize, size)
 
 

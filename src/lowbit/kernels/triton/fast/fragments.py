@@ -160,20 +160,23 @@ def weight_in_slots(tiles_ptr, words_ptr, tile, K, padded, ROWS: gl.constexpr, S
     """Shared memory for SLOTS times 128 k of ROWS rows, and where the first 128 k are: units,
     words, pointers to both, and which units there are."""
     WARPS: gl.constexpr = gl.num_warps()
-    NATIVE: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [WARPS, 1], [1, 0])
+    WIDE: gl.constexpr = 128 // tiles_ptr.dtype.element_ty.primitive_bitwidth  # of 16 bytes
+    NATIVE: gl.constexpr = gl.BlockedLayout([1, WIDE], [32, 1], [WARPS, 1], [1, 0])
     FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     SUBS: gl.constexpr = 128 // GROUP if GROUP < 128 else 1
     r = gl.arange(0, 4 * PLANES * ROWS, gl.SliceLayout(1, NATIVE))
     unit = tile * (ROWS // 16) + r % (2 * ROWS) // 32
-    at = (unit.to(gl.int64) * ((K + 127) // 128 * 2 * PLANES) + r // (2 * ROWS)) * 256 + r % 32 * 8
-    halves = gl.arange(0, 8, gl.SliceLayout(0, NATIVE))
-    of_tile = tiles_ptr + (gl.expand_dims(at, 1) + gl.expand_dims(halves, 0))
+    at = unit.to(gl.int64) * ((K + 127) // 128 * 2 * PLANES) + r // (2 * ROWS)
+    at = (at * 32 + r % 32) * WIDE
+    within = gl.arange(0, WIDE, gl.SliceLayout(0, NATIVE))
+    of_tile = tiles_ptr + (gl.expand_dims(at, 1) + gl.expand_dims(within, 0))
     # Past the end the last words are read again: what they scale isn't stored.
     i = gl.arange(0, SUBS * ROWS, FLAT)
     of_words = words_ptr + i // ROWS * padded + gl.minimum(tile * ROWS + i % ROWS, padded - 1)
     ws = gl.allocate_shared_memory(
-        gl.int16, [SLOTS, 4 * PLANES * ROWS, 8], gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
-    )
+        tiles_ptr.dtype.element_ty, [SLOTS, 4 * PLANES * ROWS, WIDE],
+        gl.SwizzledSharedLayout(WIDE, 1, 1, [1, 0]),
+    )  # fmt: skip
     ss = gl.allocate_shared_memory(
         gl.int32, [SLOTS, SUBS * ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
@@ -186,7 +189,7 @@ def load_weight(step, end, slot, ws, ss, of_tile, of_words, inside, padded, PLAN
     """128 k, from 128·step on, begin to move into a slot; none past the end."""
     there = step < end
     mask = gl.expand_dims(inside & there, 1)
-    load_async(ws.index(slot), of_tile + step * (512 * PLANES), mask=mask)
+    load_async(ws.index(slot), of_tile + step * (64 * PLANES * ws.shape[2]), mask=mask)
     if GROUP > 128:
         of_words += step // (GROUP // 128) * padded
     else:

@@ -70,11 +70,11 @@ def many_rows_config(
 
 
 @gluon.jit
-def barriers(STAGES: gl.constexpr):
-    """Memory barriers that say when a stage has arrived."""
+def barriers(STAGES: gl.constexpr, COUNT: gl.constexpr = 1):
+    """Memory barriers that say when a stage has arrived, or that COUNT are done with it."""
     bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(bars.index(stage), count=1)
+        mbarrier.init(bars.index(stage), count=COUNT)
     fence_async_shared()
     return bars
 

@@ -24,9 +24,11 @@ def _rounded(x):
 def quantize_rows_kernel(
     x_ptr, q_ptr, scale_ptr, zero_ptr, K, x_stride,
     BLOCK: tl.constexpr, INT: tl.constexpr, SYMMETRIC: tl.constexpr, GROUP: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
     """q[m, k] = round(x[m, k] / scale[m]) + zero[m], as lowbit.numerics.affine.quantize_rows has
-    it, less 128; GROUP: so many k have a scale of their own, 0 for all."""
+    it, less 128; GROUP: so many k have a scale of their own, 0 for all. TILED: rows are filled up
+    with zeros to multiples of 16, and of each 16 columns k = 8·h + j is at 2·j + h."""
     m, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first = group * GROUP
     end = tl.minimum(first + GROUP, K) if GROUP else K
@@ -62,16 +64,25 @@ def quantize_rows_kernel(
             q = tl.minimum(tl.maximum(x, -128.0 - zero), 127.0 - zero)
         if INT:
             q = _rounded(q) + zero
-        tl.store(q_ptr + m * K + k, q.to(q_ptr.dtype.element_ty), mask=k < end)
+        q = q.to(q_ptr.dtype.element_ty)
+        if TILED:
+            q = tl.permute(tl.reshape(q, (BLOCK // 16, 2, 8)), (0, 2, 1)).reshape(BLOCK)
+            width = (K + 15) // 16 * 16
+            tl.store(q_ptr + m * width + k, q, mask=k < width)
+        else:
+            tl.store(q_ptr + m * K + k, q, mask=k < end)
 
 
 def quantize_rows(
-    x: Tensor, dtype: torch.dtype, symmetric: bool, blocks: bool
+    x: Tensor, dtype: torch.dtype, symmetric: bool, blocks: bool, tiled: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x [M, K] with rows that lie close: values of a dtype, scales, and zero points or nothing."""
+    """x [M, K] with rows that lie close: values of a dtype, scales, and zero points or nothing.
+
+    tiled: symmetric values in the order that `eight_by_four` takes, [M, K rounded up to 16].
+    """
     M, K = x.shape
     groups = -(-K // 128) if blocks else 1
-    q = torch.empty(M, K, dtype=dtype, device=x.device)
+    q = torch.empty(M, K + -K % 16 * tiled, dtype=dtype, device=x.device)
     scale = torch.empty((M, groups) if blocks else (M,), dtype=torch.float32, device=x.device)
     zero = torch.empty(0 if symmetric else M, dtype=torch.int32, device=x.device)
     block = 128 if blocks else min(_ONCE, triton.next_power_of_2(max(K, 16)))
@@ -86,6 +97,7 @@ def quantize_rows(
         "INT": dtype == torch.int8,
         "SYMMETRIC": symmetric,
         "GROUP": 128 if blocks else 0,
+        "TILED": tiled,
     }
     if M and K:
         launch(quantize_rows_kernel, (M, groups), arguments, num_warps=4 if block <= 4096 else 8)

@@ -6,8 +6,8 @@
 In Gluon, since Triton 3.6 waits for each product of int8 before it starts the next (its PTX has
 `wgmma.wait_group 0` in the loop). The weight is the left
 operand, so that few rows of x take no more than they are. Programs stay, and load for their next
-tile while they store this one. Scales of blocks of 128 by 128 (DeepSeek-V3, arXiv 2412.19437,
-section 3.3) are applied to the sums of each 128 k in float32.
+tile while they store this one. Scales of blocks of 128 by 128 have a kernel of their own
+(`scaled_blocks`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from lowbit.kernels.triton.fast.launch import (
     parts_of,
 )
 from lowbit.kernels.triton.fast.many_rows import barriers, done_with, load_by_tma
+from lowbit.kernels.triton.fast.scaled_blocks import BlocksConfig, blocks_config, launched
 from lowbit.kernels.triton.fast.tiles import Extra, by_torch, finished
 
 
@@ -54,19 +55,17 @@ class ScaledConfig(TileConfig):
         return stages + self.rows * self.columns * itemsize // 2
 
 
-def scaled_config(
-    gpu: Gpu, M: int, N: int, K: int, blocks: bool, itemsize: int = 2
-) -> ScaledConfig:
+def scaled_config(gpu: Gpu, M: int, N: int, K: int, itemsize: int = 2) -> ScaledConfig:
     """The largest tiles that leave most multiprocessors one, and K cut where there are too few."""
 
     def tiles(rows: int, columns: int) -> int:
         return -(-N // rows) * -(-M // columns)
 
     most = 0.8 * gpu.multiprocessors
-    if M > 128 and not blocks and tiles(128, 256) >= most:
+    if M > 128 and tiles(128, 256) >= most:
         return ScaledConfig(128, 256, 1, 8, 4 if itemsize == 2 else 3)
     if M > 64 and tiles(128, 128) >= most:
-        return ScaledConfig(128, 128, 1, 8 if blocks else 4, 4 if blocks else 3)
+        return ScaledConfig(128, 128, 1, 4, 3)
     columns = max(16, min(128 if M > 64 else 64, 1 << (M - 1).bit_length()))
     rows = 128 if tiles(128, columns) >= most else 64
     splits, steps = 1, -(-K // 128)
@@ -112,12 +111,11 @@ def _scaled(total, n, m, M, N, split, w_scale_ptr, x_scale_ptr, x_zero_ptr, w_su
 def scaled_kernel(
     w_desc, x_desc, w_scale_ptr, x_scale_ptr, x_zero_ptr, w_sum_ptr, z_ptr, bias_ptr, residual_ptr,
     part_ptr, met_ptr, M, N, K,
-    BLOCKS: gl.constexpr, ZERO: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
+    ZERO: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
     ACTIVATION: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     """z[m, n] = Σ_k (x[m, k] - x_zero[m])·w[n, k] · x_scale[m]·w_scale[n], if ZERO with the sums of
-    the weight's rows, w_sum[n]; of BLOCKS x_scale[m, k // 128] and w_scale[n // 128, k // 128].
-    w_desc, x_desc: blocks [BLOCK_N, 128] and [BLOCK_M, 128]."""
+    the weight's rows, w_sum[n]. w_desc, x_desc: blocks [BLOCK_N, 128] and [BLOCK_M, 128]."""
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
     SUM: gl.constexpr = gl.int32 if w_desc.dtype == gl.int8 else gl.float32
@@ -141,30 +139,19 @@ def scaled_kernel(
         n = tile_n * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA))
         m = tile_m * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
         total = gl.zeros([BLOCK_N, BLOCK_M], SUM, MMA)
-        scaled = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
-        for at in range(each):
+        for _ in range(each):
             stage = step % STAGES
             mbarrier.wait(bars.index(stage), step // STAGES & 1)
             x = xs.index(stage).permute((1, 0))
-            if BLOCKS:
-                k = split * each + at
-                blocks = (K + 127) // 128
-                of_x = gl.load(x_scale_ptr + m.to(gl.int64) * blocks + k, mask=m < M, other=0.0)
-                of_w = gl.load(w_scale_ptr + n // 128 * blocks + k, mask=n < N, other=0.0)
-                total = warpgroup_mma(ws.index(stage), x, total, use_acc=False, is_async=True)
-                total = warpgroup_mma_wait(0, deps=(total,))
-                scaled += total * (gl.expand_dims(of_w, 1) * gl.expand_dims(of_x, 0))
-            else:
-                total = warpgroup_mma(ws.index(stage), x, total, is_async=True)
-                total = warpgroup_mma_wait(1, deps=(total,))
+            total = warpgroup_mma(ws.index(stage), x, total, is_async=True)
+            total = warpgroup_mma_wait(1, deps=(total,))
             barrier()  # all are done with the stage before
             _load(step + STAGES - 1, K, each, units, w_desc, x_desc, ws, xs, bars, tiles_m, tiles_n,
                   SPLITS, STAGES)  # fmt: skip
             step += 1
-        if not BLOCKS:
-            total = warpgroup_mma_wait(0, deps=(total,))
-            scaled = _scaled(total, n, m, M, N, split, w_scale_ptr, x_scale_ptr, x_zero_ptr,
-                             w_sum_ptr, ZERO)  # fmt: skip
+        total = warpgroup_mma_wait(0, deps=(total,))
+        scaled = _scaled(total, n, m, M, N, split, w_scale_ptr, x_scale_ptr, x_zero_ptr, w_sum_ptr,
+                         ZERO)  # fmt: skip
         finish(scaled, tile, split, tile_n * BLOCK_N, tile_m * BLOCK_M, M, N, z_ptr, bias_ptr,
                residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION,
                SPLITS)  # fmt: skip
@@ -174,17 +161,19 @@ def scaled_kernel(
 @choosing("scaled_matmul")
 def scaled_choice(
     gpu: Gpu, M: int, N: int, K: int, kind: str = "int8", blocks: bool = False, itemsize: int = 2
-) -> Choice[ScaledConfig | None]:
+) -> Choice[ScaledConfig | BlocksConfig | None]:
     """For x [M, K] by a weight [N, K] of a kind, "int8" or "float8_e4m3fn", with scales of blocks
     of 128 or of whole rows, and a result of so many bytes an element."""
     if gpu.capability != 90:
         refused = (("scaled_kernel", f"{gpu} has no wgmma"),)
         return Choice("PyTorch in float32", None, "serves every product", refused)
-    like_cublas = kind != "int8" and not blocks and itemsize == 2
-    if like_cublas and M >= 512 and N % 16 == K % 16 == 0:
+    if blocks:
+        why = "groups of warps scale the sums of 128 k in turn, while others multiply"
+        return Choice("scaled_blocks_kernel", blocks_config(gpu, M, N, K), why)
+    if kind != "int8" and itemsize == 2 and M >= 512 and N % 16 == K % 16 == 0:
         why = "cuBLAS is at the limit of the hardware there (torch._scaled_mm)"
         return Choice("cuBLAS", None, why)
-    config = scaled_config(gpu, M, N, K, blocks, itemsize)
+    config = scaled_config(gpu, M, N, K, itemsize)
     return Choice("scaled_kernel", config, "wgmma takes both operands from shared memory")
 
 
@@ -224,15 +213,17 @@ def _launched(
     scales: Sequence[Tensor | None],
     extra: Extra,
     dtype: torch.dtype,
-    config: ScaledConfig,
+    config: ScaledConfig | BlocksConfig,
 ) -> Tensor:
-    """The product by `scaled_kernel`, cut as a configuration says."""
+    """The product by the kernel that a configuration is of, cut as it says."""
+    given = (None if one is None else one.contiguous() for one in (*scales, *extra[:2]))
+    x_scale, w_scale, x_zero, w_sum, bias, residual = given
+    if isinstance(config, BlocksConfig):
+        extra = Extra(bias, residual, extra.activation)
+        return launched(x, w, x_scale, w_scale, extra, dtype, config)
     config.require(dtype.itemsize)
     z = torch.empty(len(x), len(w), dtype=dtype, device=x.device)
     tiles = config.tiles(len(x), len(w))
-    given = (None if one is None else one.contiguous() for one in (*scales, *extra[:2]))
-    x_scale, w_scale, x_zero, w_sum, bias, residual = given
-    blocks = w_scale is not None and w_scale.dim() == 2
     arguments = {
         **parts_of(z, tiles, config.splits),
         "w_desc": described_in_shared(w, [config.rows, 128]),
@@ -247,7 +238,6 @@ def _launched(
         "M": len(x),
         "N": len(w),
         "K": x.shape[1],
-        "BLOCKS": blocks,
         "ZERO": x_zero is not None,
         "BIAS": bias is not None,
         "RESIDUAL": residual is not None,
