@@ -137,22 +137,37 @@ class Linear(nn.Module):
         super().__init__()
         self.weight, self.bias, self.order = weight, bias, order
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, activation: str = "") -> Tensor:
+        """activation: of weights that are integers."""
         if self.order is not None:
             x = x.index_select(-1, self.order)
         if isinstance(self.weight, Tensor):
             return F.linear(x, self.weight, self.bias)
-        return weight_only_matmul(x, self.weight, self.bias)
+        return weight_only_matmul(x, self.weight, self.bias, activation=activation)
+
+
+GATES = {"silu": "swiglu", "gelu_tanh": "geglu_tanh"}
+"""The activations that stand for a gated unit with these functions."""
+
+
+def is_fused(weight: Tensor | TiledWeight) -> bool:
+    """Whether one product with the weights of a gate, and of what it is multiplied with, computes
+    both and the gate."""
+    return isinstance(weight, TiledWeight) and weight.N % 16 == 0
 
 
 class Gated(nn.Module):
-    """f(gate) · up, projected down; up: both in one, or one after the other."""
+    """f(gate) · up, projected down; up: both in one, `interleaved` if it `is_fused`, or one after
+    the other."""
 
     def __init__(self, up: Sequence[Linear], down: Linear, function: str) -> None:
         super().__init__()
         self.up, self.down, self.function = nn.ModuleList(up), down, function
+        self._fused = len(up) == 1 and is_fused(up[0].weight)
 
     def forward(self, y: Tensor) -> Tensor:
+        if self._fused:
+            return self.down(self.up[0](y, GATES[self.function]))
         parts = [one(y) for one in self.up]
         both = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return self.down(gated(both, self.function))

@@ -9,20 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lowbit.lm.backend import Rows
 from lowbit.lm.checkpoint import Checkpoint, Matrix, some_rows
-from lowbit.lm.decoder import Chunk, Decoder, DecoderLayer, Gated, Linear, Mixture, Step
+from lowbit.lm.decoder import (
+    Chunk,
+    Decoder,
+    DecoderLayer,
+    Gated,
+    Linear,
+    Mixture,
+    Step,
+    is_fused,
+)
 from lowbit.lm.description import Description
 from lowbit.lm.network import GatedConstants, LayerConstants, Weights, add_rotations, scaled
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.registry.locks import Lock
 from lowbit.torch import QuantizedWeight as WeightTensor
-from lowbit.torch.functional import TiledWeight, pack_int4, pack_int8
+from lowbit.torch.functional import TiledWeight, interleaved, pack_int4, pack_int8
 from lowbit.torch.graphs import CapturedCalls, on_host
 from lowbit.torch.weight import Facts
 from lowbit.weights.format import WeightFormat
@@ -45,9 +56,11 @@ def gpu(name: str) -> torch.device:
     )
 
 
-def product(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Product:
+def product(
+    weight: Matrix, device: torch.device, dtype: torch.dtype, *, gated: bool = False
+) -> Product:
     """A weight [N, K] as it is multiplied by on a device: integers as they are, where a kernel
-    takes them, else floats."""
+    takes them, else floats. gated: the rows of a gate and of what it is multiplied with."""
     if isinstance(weight, np.ndarray):
         return torch.tensor(weight).to(device).to(dtype)
     q, real = weight.weight, weight.zero_point
@@ -57,14 +70,18 @@ def product(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Product
     wide = q.format.bits > 4
     if size % _GROUPS or (wide and (real is not None or q.zero_point.any())):
         return torch.tensor(weight.dequantize()).to(device).to(dtype)
-    values, scale = (torch.tensor(one).to(device) for one in (q.values, q.scale))
+
+    def held(array: npt.NDArray[Any]) -> Tensor:
+        rows = torch.tensor(array).to(device).reshape(len(q.values), -1)
+        return interleaved(*rows.chunk(2)) if gated and len(rows) % 16 == 0 else rows
+
+    values, scale = held(q.values), held(q.scale)
     half = scale.half()
     if bool((half.float() == scale).all()):  # as most files have them
         scale = half
-    scale = scale.reshape(len(scale), -1)
     if wide:
         return pack_int8(values, scale, group_size=size)
-    zero = torch.tensor(q.zero_point if real is None else real).to(device).reshape(scale.shape)
+    zero = held(q.zero_point if real is None else real)
     if q.format.signed:
         values, zero = (values + 8).to(torch.uint8), zero + 8
     return pack_int4(values, scale, zero, group_size=size)
@@ -88,8 +105,19 @@ class _DeviceWeights(Weights):
 
     def linear(self, weight: str, bias: str, order: str, expert: int = 0) -> Linear:
         """What `matrices` gave the names of."""
-        extra = (self.tensor(name) if name else None for name in (bias, order))
+        extra = [self.tensor(name) if name else None for name in (bias, order)]
+        if (
+            extra[0] is not None
+            and self._gated(weight.split("+"))
+            and is_fused(self._products[weight][expert])
+        ):
+            extra[0] = interleaved(*extra[0].chunk(2))
         return Linear(self._products[weight][expert], *extra)
+
+    def _gated(self, stems: Sequence[str]) -> bool:
+        """Whether a matrix holds a gate and what it is multiplied with."""
+        alone = len(stems) == 1 and self.has(stems[0].replace("ffn_up", "ffn_gate") + ".weight")
+        return any("ffn_gate" in one or "ffn_up" in one for one in stems) and not alone
 
     def _packed(self, stems: Sequence[str], weight: Matrix, scale: float) -> str:
         name = "+".join(stems)
@@ -105,7 +133,10 @@ class _DeviceWeights(Weights):
         ]
         parts = [weight[one] if isinstance(weight, np.ndarray) else some_rows(weight, one)
                  for one in rows]  # fmt: skip
-        made = self._products[name] = [product(one, self._device, self._dtype) for one in parts]
+        gated = self._gated(stems)
+        made = self._products[name] = [
+            product(one, self._device, self._dtype, gated=gated) for one in parts
+        ]
         if isinstance(weight, QuantizedWeight) and isinstance(made[0], Tensor):
             notes, kind = self.checkpoint.notes, str(self._dtype).removeprefix("torch.")
             q = weight.weight

@@ -14,6 +14,7 @@ serves a call, and why, `lowbit.torch.explain` tells.
 
 from __future__ import annotations
 
+from lowbit.kernels.triton.fast.tiles import interleaved
 from lowbit.torch.functional.attention import attention
 from lowbit.torch.functional.attention_decode import attention_decode, write_cache
 from lowbit.torch.functional.convolution import conv2d
@@ -36,6 +37,7 @@ __all__ = [
     "bmm",
     "conv2d",
     "int4_matmul",
+    "interleaved",
     "layer_norm",
     "linear",
     "pack_int4",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from lowbit.kernels.triton.fast.tiles import (
     ACTIVATIONS,
+    GATES,
     GROUP_UNIT,
     MIDDLE,
     Extra,
     TiledWeight,
+    columns_of,
     finished,
 )
 from lowbit.torch.arguments import FLOATS, check_alike, check_shape, check_tensor
@@ -124,15 +126,20 @@ def pack_int8(weight: Tensor, scale: Tensor, *, group_size: int | None = None) -
     return TiledWeight.of(weight.view(torch.uint8) ^ MIDDLE[8], scale, None, size, bits=8)
 
 
-def check_extra(name: str, extra: Extra, shape: Sequence[int]) -> None:
+def check_extra(
+    name: str, extra: Extra, shape: Sequence[int], activations: Iterable[str] = ACTIVATIONS
+) -> None:
     """ValueError unless it can follow a product of this shape."""
-    if extra.activation not in ACTIVATIONS:
-        known = ", ".join(map(repr, ACTIVATIONS))
+    if extra.activation not in activations:
+        known = ", ".join(map(repr, activations))
         raise ValueError(f"{name}: activation is {extra.activation!r}; give one of {known}")
+    if extra.activation in GATES and shape[-1] % 16:
+        raise ValueError(f"{name}: a gate takes rows by 16; the weight has {shape[-1]}")
     if extra.bias is not None:
         check_shape(name, "bias", extra.bias, shape[-1:])
     if extra.residual is not None:
-        check_shape(name, "residual", extra.residual, shape)
+        columns = columns_of(shape[-1], extra.activation)
+        check_shape(name, "residual", extra.residual, (*shape[:-1], columns))
 
 
 def _check_matrix(name: str, weight: Tensor) -> None:
@@ -169,6 +176,10 @@ def weight_only_matmul(
     "gelu"; residual: [..., N]. Differentiable in x, bias and residual. Sums are float32. With more
     than 32 rows of x, and with groups of less than 128, the weight is rounded to x's dtype.
 
+    activation "swiglu", "geglu" or "geglu_tanh" (GELU by tanh): a gated unit, f(x · gateᵀ) ⊙
+    (x · upᵀ), of a weight whose rows, and whose bias, `interleaved` has put together: result and
+    residual are [..., N / 2].
+
     TypeError for another dtype; ValueError for a K, a shape or a device that does not match, and
     for another activation.
     """
@@ -187,7 +198,7 @@ def weight_only_matmul(
     if residual is not None:
         check_alike(name, x=x, residual=residual)
     extra = Extra(bias, residual, activation)
-    check_extra(name, extra, (*x.shape[:-1], weight.N))
+    check_extra(name, extra, (*x.shape[:-1], weight.N), (*ACTIVATIONS, *GATES))
     parts = vars(weight).values()
     given = (x, bias, residual)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given):
@@ -224,7 +235,9 @@ _weight_only_op = register(
     "-> Tensor",
     kernel="weight_only.weight_only_matmul",
     cpu=_on_cpu,
-    fake=lambda x, *parts: x.new_empty(*x.shape[:-1], TiledWeight(*parts[:8]).N),
+    fake=lambda x, *parts: x.new_empty(
+        *x.shape[:-1], columns_of(TiledWeight(*parts[:8]).N, parts[-1])
+    ),
     backward=_gradient,
     keep=_keep_weight,
 )

@@ -71,7 +71,8 @@ def few_rows_kernel(
     M, N, K, x_stride, padded,
     PLANES: gl.constexpr, GROUP: gl.constexpr, REAL: gl.constexpr, HALF: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
-    BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    GATED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    SPLITS: gl.constexpr,
 ):  # fmt: skip
     """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and all m; GROUP: the k that share a word;
     padded: N rounded up, as tiles have it."""
@@ -119,4 +120,4 @@ def few_rows_kernel(
             total += part * gl.expand_dims(scale, 1)
         stage = (stage + 1) % STAGES
     finish(total, tile, split, tile * BLOCK_N, 0, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr,
-           met_ptr, MMA, BIAS, RESIDUAL, ACTIVATION, SPLITS)  # fmt: skip
+           met_ptr, None, BIAS, RESIDUAL, ACTIVATION, SPLITS, GATED)  # fmt: skip

@@ -218,11 +218,12 @@ def tile_of(unit, tiles_m, tiles_n, SPLITS: gl.constexpr):
 @gluon.jit
 def finish(total, tile, split, n0, m0, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr,
            OUT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
-           SPLITS: gl.constexpr):  # fmt: skip
+           SPLITS: gl.constexpr, GATED: gl.constexpr = False):  # fmt: skip
     """Store activation(total + bias) + residual, rounded once, as z[m0 + m, n0 + n]; total: [n, m].
 
     Of several programs along K the last to arrive adds all parts, in their order. OUT: the layout
-    in which threads side by side store side by side.
+    in which threads side by side store side by side; None: that of the sums. GATED: z has half as
+    many columns, see `_gated`.
     """
     LAYOUT: gl.constexpr = total.type.layout
     SHAPE: gl.constexpr = total.shape
@@ -247,27 +248,44 @@ def finish(total, tile, split, n0, m0, M, N, z_ptr, bias_ptr, residual_ptr, part
             n = n0 + gl.arange(0, SHAPE[0], gl.SliceLayout(1, LAYOUT))
             bias = gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
             z += gl.expand_dims(bias, 1)
-        z = activated(z, ACTIVATION)
-        to, known = _places(n0, m0, M, N, SHAPE[0], SHAPE[1], OUT)
+        if GATED:
+            z = _gated(z, ACTIVATION)
+            n0, N = n0 // 2, N // 2
+        else:
+            z = activated(z, ACTIVATION)
+        TO: gl.constexpr = z.type.layout if OUT is None else OUT
+        to, known = _places(n0, m0, M, N, z.shape[0], z.shape[1], TO)
         if RESIDUAL:
-            z = gl.convert_layout(z, OUT)
+            z = gl.convert_layout(z, TO)
             z += gl.load(residual_ptr + to, mask=known, other=0.0).to(gl.float32)
-        z = gl.convert_layout(z.to(z_ptr.dtype.element_ty), OUT)
+        z = gl.convert_layout(z.to(z_ptr.dtype.element_ty), TO)
         gl.store(z_ptr + to, z, mask=known)
 
 
 @gluon.jit
 def activated(x, ACTIVATION: gl.constexpr):
-    """An activation of `tiles.ACTIVATIONS`."""
+    """An activation of `tiles.ACTIVATIONS`, or the function of a gate."""
     if ACTIVATION == "relu":
         x = gl.where(x < 0.0, 0.0, x)  # NaN stays
     elif ACTIVATION == "silu":
         x = x / (1.0 + gl.exp(-x))
     elif ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + gl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh u) / 2 is the logistic function of 2 u
+        x = x / (1.0 + gl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
         gl.static_assert(ACTIVATION == "")
     return x
+
+
+@gluon.jit
+def _gated(z, FUNCTION: gl.constexpr):
+    """f(a) · b of sums [rows, columns], of which each 16 rows are 8 of a and 8 of b, that the same
+    threads hold: [rows / 2, columns]."""
+    rows: gl.constexpr = z.shape[0]
+    columns: gl.constexpr = z.shape[1]
+    a, b = gl.split(gl.permute(gl.reshape(z, [rows // 16, 2, 8, columns]), [0, 2, 3, 1]))
+    return gl.reshape(activated(a, FUNCTION) * b, [rows // 2, columns])
 
 
 @gluon.jit

@@ -111,7 +111,8 @@ def many_rows_kernel(
     x_desc, tiles_ptr, words_ptr, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr, M, N, K, padded,
     PLANES: gl.constexpr, GROUP: gl.constexpr, REAL: gl.constexpr, HALF: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
-    BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    GATED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    SPLITS: gl.constexpr,
 ):  # fmt: skip
     """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and BLOCK_M m. x_desc: blocks [BLOCK_M, 64];
     GROUP: the k that share a word; padded: N rounded up, as tiles have it."""
@@ -159,6 +160,7 @@ def many_rows_kernel(
         a = weights(ws.index(slot), ss.index(slot), 0, A, PLANES, GROUP, True, REAL, HALF)
     total, b = warpgroup_mma_wait(0, deps=(total, b))
     done_with(bars, STAGES)
-    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, gl.num_warps()], [0, 1])
+    TALL: gl.constexpr = 8 if GATED and BLOCK_N == 64 else 16
+    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [TALL, 32 // TALL], [1, gl.num_warps()], [0, 1])
     finish(total, tile, split, tile_n * BLOCK_N, row, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr,
-           met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION, SPLITS)  # fmt: skip
+           met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION, SPLITS, GATED)  # fmt: skip

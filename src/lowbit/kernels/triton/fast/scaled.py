@@ -234,7 +234,7 @@ def _launched(
     x_scale, w_scale, x_zero, w_sum, bias, residual = given
     blocks = w_scale is not None and w_scale.dim() == 2
     arguments = {
-        **parts_of(z, tiles, config.splits),
+        **parts_of(z, len(w), tiles, config.splits),
         "w_desc": described_in_shared(w, [config.rows, 128]),
         "x_desc": described_in_shared(x, [config.columns, 128]),
         "w_scale_ptr": w_scale,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from typing import NamedTuple
 
@@ -124,7 +125,8 @@ class TiledWeight:
 
 
 class Extra(NamedTuple):
-    """What follows a product: activation(product + bias) + residual."""
+    """What follows a product: activation(product + bias) + residual. activation: of `ACTIVATIONS`,
+    or of `GATES`, by which rows of weights become half as many columns."""
 
     bias: Tensor | None = None
     residual: Tensor | None = None
@@ -144,11 +146,37 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+"""Gated units and their functions."""
+
+_FUNCTIONS = ACTIVATIONS | {"gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh")}
+
+
+def interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    """The rows of a gated unit's two weights [N, ...], or of what belongs to them, by eights:
+    [2 N, ...], so that a unit's threads hold both. ValueError: N isn't a multiple of 8."""
+    if gate.shape != up.shape or len(gate) % 8:
+        raise ValueError(
+            f"interleaved: gate has the shape {list(gate.shape)} and up {list(up.shape)}; they "
+            "must be alike, with rows that are a multiple of 8"
+        )
+    return torch.stack([one.unflatten(0, (-1, 8)) for one in (gate, up)], 1).flatten(0, 2)
+
+
+def columns_of(N: int, activation: str) -> int:
+    """How many columns a product with N rows of a weight has."""
+    return N // 2 if activation in GATES else N
+
+
 def finished(z: Tensor, extra: Extra) -> Tensor:
     """What follows a product, by PyTorch."""
     if extra.bias is not None:
         z = z + extra.bias.to(z.dtype)
-    z = ACTIVATIONS[extra.activation](z)
+    if extra.activation in GATES:
+        a, b = z.unflatten(-1, (-1, 2, 8)).unbind(-2)
+        z = (_FUNCTIONS[GATES[extra.activation]](a) * b).flatten(-2)
+    else:
+        z = ACTIVATIONS[extra.activation](z)
     return z if extra.residual is None else z + extra.residual
 
 

@@ -13,7 +13,15 @@ from lowbit.kernels.triton.fast import few_rows, many_rows
 from lowbit.kernels.triton.fast.dequantize import dequantize
 from lowbit.kernels.triton.fast.descriptors import describable, described_in_shared
 from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing, gpu_of, launch, parts_of
-from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Extra, TiledWeight, finished, words_unit
+from lowbit.kernels.triton.fast.tiles import (
+    GATES,
+    TILE_ROWS,
+    Extra,
+    TiledWeight,
+    columns_of,
+    finished,
+    words_unit,
+)
 
 _AT_ONCE = 256 * TILE_ROWS  # rows of a weight, that are floats at one time
 _ALIGNED = 16  # elements, of which K and the stride of x are multiples for loads of 16 bytes
@@ -64,18 +72,19 @@ def _arguments(x: Tensor, weight: TiledWeight, extra: Extra, z: Tensor) -> dict[
         "HALF": x.dtype == torch.float16,
         "BIAS": extra.bias is not None,
         "RESIDUAL": extra.residual is not None,
-        "ACTIVATION": extra.activation,
+        "ACTIVATION": GATES.get(extra.activation, extra.activation),
+        "GATED": extra.activation in GATES,
     }
 
 
 def _few(x: Tensor, weight: TiledWeight, extra: Extra, config: few_rows.FewRowsConfig) -> Tensor:
     config.require()
     x = _even(x)
-    z = x.new_empty(len(x), weight.N)
+    z = x.new_empty(len(x), columns_of(weight.N, extra.activation))
     tiles = -(-weight.N // config.rows)
     arguments = {
         **_arguments(x, weight, extra, z),
-        **parts_of(z, tiles, config.splits),
+        **parts_of(z, weight.N, tiles, config.splits),
         "x_ptr": x,
         "x_stride": x.stride(0),
         "BLOCK_N": config.rows,
@@ -90,11 +99,11 @@ def _few(x: Tensor, weight: TiledWeight, extra: Extra, config: few_rows.FewRowsC
 def _many(x: Tensor, weight: TiledWeight, extra: Extra, config: many_rows.ManyRowsConfig) -> Tensor:
     config.require(weight.bits, words_unit(weight.group_size))
     x = _even(x)
-    z = x.new_empty(len(x), weight.N)
+    z = x.new_empty(len(x), columns_of(weight.N, extra.activation))
     tiles = config.tiles(len(x), weight.N)
     arguments = {
         **_arguments(x, weight, extra, z),
-        **parts_of(z, tiles, config.splits),
+        **parts_of(z, weight.N, tiles, config.splits),
         "x_desc": described_in_shared(x, [config.columns, 64]),
         "BLOCK_N": config.rows,
         "BLOCK_M": config.columns,
@@ -171,15 +180,17 @@ def weight_only_matmul(
     residual: Tensor | None,
     activation: str,
 ) -> Tensor:
-    """x [..., K], floats of any strides, by a weight whose fields follow: [..., N]."""
+    """x [..., K], floats of any strides, by a weight whose fields follow: [..., N] or, with a
+    gate, [..., N / 2]."""
     weight = TiledWeight(tiles, words, scale, zero, N, K, group_size, bits)
     flat = x.reshape(-1, K)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
-    rows = None if residual is None else residual.reshape(-1, N).contiguous()
+    columns = columns_of(N, activation)
+    rows = None if residual is None else residual.reshape(-1, columns).contiguous()
     extra = Extra(None if bias is None else bias.contiguous(), rows, activation)
     if not x.numel() or not N:
         z = finished(flat.new_zeros(len(flat), N), extra)
     else:
         choice = weight_only_choice(gpu_of(x.device), len(flat), N, K, bits, x.itemsize, group_size)
         z = KERNELS[choice.kernel].run(flat, weight, extra, choice.config)
-    return z.view(*x.shape[:-1], N)
+    return z.view(*x.shape[:-1], columns)
