@@ -165,7 +165,7 @@ def scaled_kernel(
             total = warpgroup_mma_wait(0, deps=(total,))
             scaled = _scaled(total, n, m, M, N, split, w_scale_ptr, x_scale_ptr, x_zero_ptr,
                              w_sum_ptr, ZERO)  # fmt: skip
-        finish(scaled, tile, split, tile_n * BLOCK_N, tile_m * BLOCK_M, M, N, z_ptr, bias_ptr,
+        finish(scaled, tile, split, tile_n * BLOCK_N, tile_m * BLOCK_M, M, M, N, z_ptr, bias_ptr,
                residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION,
                SPLITS)  # fmt: skip
     done_with(bars, STAGES)

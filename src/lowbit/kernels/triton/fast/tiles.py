@@ -12,7 +12,7 @@ units, of their high and of their low nibbles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
 from typing import NamedTuple
@@ -81,7 +81,8 @@ def to_words(scale: Tensor, zero: Tensor | None, middle: int, K: int, group_size
 
 @dataclass(frozen=True)
 class TiledWeight:
-    """A weight [N, K] in tiles: int32 [4·ceil(N / 64), 2·ceil(K / 128), bits // 4, 32, 4].
+    """A weight [N, K] in tiles: int32 [4·ceil(N / 64), 2·ceil(K / 128), bits // 4, 32, 4]; or those
+    of several experts, one after another.
 
     words: as `to_words` makes them. scale: floats [N rounded up to 64, groups]; zero: likewise,
     relative to the middle, int8 or floats, or None where all of them are 0. group_size: the k that
@@ -101,19 +102,38 @@ class TiledWeight:
     def of(
         cls, values: Tensor, scale: Tensor, zero: Tensor | None, group_size: int, bits: int
     ) -> TiledWeight:
-        """Of values uint8 [N, K], below 2^bits; scale and zero [N, groups], zero as here."""
-        N, K = values.shape
+        """Of values uint8 [N, K], below 2^bits; scale and zero [N, groups], zero as here; or of all
+        with a dimension of experts before them."""
+        N, K = values.shape[-2:]
         below, beside = -N % TILE_ROWS, -K % TILE_DEPTH
-        scale = pad(scale, (0, 0, 0, below)).contiguous()
-        zero = None if zero is None else pad(zero, (0, 0, 0, below)).contiguous()
+
+        def filled(x: Tensor) -> Tensor:
+            return pad(x, (0, 0, 0, below)).flatten(0, -2).contiguous()
+
+        scale, zero = filled(scale), None if zero is None else filled(zero)
+        experts = values if values.dim() == 3 else values[None]
+        tiles = [to_tiles(pad(one, (0, beside, 0, below)), bits) for one in experts]
         return cls(
-            to_tiles(pad(values, (0, beside, 0, below)), bits),
+            tiles[0] if len(tiles) == 1 else torch.cat(tiles),
             to_words(scale, zero, MIDDLE[bits], K, group_size),
             scale, zero, N, K, group_size, bits,
         )  # fmt: skip
 
+    @property
+    def experts(self) -> int:
+        """How many matrices [N, K] it holds."""
+        return len(self.scale) // max(self.N + -self.N % TILE_ROWS, 1)
+
+    def expert(self, index: int) -> TiledWeight:
+        """One of the matrices, by itself."""
+        rows = len(self.scale) // self.experts
+        own = slice(index * rows, (index + 1) * rows)
+        zero = None if self.zero is None else self.zero[own]
+        tiles, words = self.tiles[own.start // 16 : own.stop // 16], self.words[:, own].contiguous()
+        return replace(self, tiles=tiles, words=words, scale=self.scale[own], zero=zero)
+
     def dequantized(self) -> Tensor:
-        """float64 [N, K], by plain PyTorch."""
+        """float64 [N, K], of one matrix, by plain PyTorch."""
         q = to_values(self.tiles)[: self.N, : self.K].double() - MIDDLE[self.bits]
         group = torch.arange(self.K, device=q.device) // self.group_size
         if self.zero is not None:
