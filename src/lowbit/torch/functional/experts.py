@@ -14,6 +14,7 @@ from lowbit.kernels.triton.fast.tiles import (
     GATES,
     Extra,
     TiledWeight,
+    by_expert,
     columns_of,
     finished,
 )
@@ -59,9 +60,9 @@ def grouped_matmul(
 
     x: [M, K], bfloat16, float16 or float32, sorted by expert; or, with rows, int32 [M], x[rows] is
     taken. ends: int32 [experts], where the rows of each expert end. weight: from `pack_int4` or
-    `pack_int8` of [experts, N, K]; or floats like x, [experts, N, K], which are PyTorch's own
-    grouped product's where that waits for nothing (bfloat16 on Hopper), else each expert's product
-    with all rows. activation: as of `weight_only_matmul`. Not differentiable.
+    `pack_int8` of [experts, N, K]; or floats like x, [experts, N, K], by PyTorch's own grouped
+    product where that waits for nothing (bfloat16 on Hopper). Other floats, and float32 on a GPU,
+    are multiplied expert by expert. activation: as of `weight_only_matmul`. Not differentiable.
 
     TypeError and ValueError as of `weight_only_matmul`.
     """
@@ -91,11 +92,7 @@ def _of_floats(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     on_gpu = x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
     if _torch_grouped and on_gpu and even and x.dtype == torch.bfloat16 and len(x):
         return _torch_grouped(x, weight.mT, offs=ends)
-    of = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
-    z = x.new_zeros(len(x), weight.shape[1])
-    for index, w in enumerate(weight):
-        z = torch.where(of[:, None] == index, x @ w.T, z)
-    return z
+    return by_expert(x, ends, weight.shape[1], weight.__getitem__)
 
 
 def _top(scores: Tensor, top: int, normalized: bool) -> tuple[Tensor, Tensor]:
@@ -122,10 +119,7 @@ def _route_fake(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 def _grouped_reference(x: Tensor, *parts: Any) -> Tensor:
     weight, (ends, rows, activation) = TiledWeight(*parts[:8]), parts[8:]
     wide = (x if rows is None else x[rows]).double()
-    z, begin = wide.new_zeros(len(wide), weight.N), 0
-    for index, end in enumerate(ends.tolist()):
-        z[begin:end] = wide[begin:end] @ weight.expert(index).dequantized().T
-        begin = end
+    z = by_expert(wide, ends, weight.N, lambda index: weight.expert(index).dequantized())
     return finished(z, Extra(activation=activation)).to(x.dtype)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from lowbit.kernels.triton.fast.tiles import (
     TILE_ROWS,
     Extra,
     TiledWeight,
+    by_expert,
     columns_of,
     finished,
     words_unit,
@@ -65,18 +65,6 @@ def grouped_choice(
     return Choice("dequantize_kernel and cuBLAS", None, "serves every product", tuple(refused))
 
 
-def _with_floats(x: Tensor, weight: TiledWeight, experts: Experts, activation: str) -> Tensor:
-    """All rows by each expert, whose weight is written as floats, and of these those of its own."""
-    if experts.rows is not None:
-        x = x.index_select(0, experts.rows)
-    of = torch.searchsorted(experts.ends, torch.arange(len(x), device=x.device), right=True)
-    z = x.new_zeros(len(x), weight.N)
-    for index in range(weight.experts):
-        w = dequantize(weight.expert(index), x.dtype, 0, -(-weight.N // TILE_ROWS))
-        z = torch.where(of[:, None] == index, x @ w.T, z)
-    return finished(z, Extra(activation=activation))
-
-
 def grouped_matmul(
     x: Tensor,
     tiles: Tensor,
@@ -104,4 +92,9 @@ def grouped_matmul(
         return few(x, weight, extra, choice.config[0], experts, choice.config[1])
     if choice.kernel == "many_rows_kernel":
         return many(x, weight, extra, choice.config, experts)
-    return _with_floats(x, weight, experts, activation)
+
+    def floats(index: int) -> Tensor:
+        return dequantize(weight.expert(index), x.dtype, 0, -(-N // TILE_ROWS))
+
+    x = x if rows is None else x.index_select(0, rows)
+    return finished(by_expert(x, ends, N, floats), extra)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from math import gcd
 from typing import NamedTuple
 
@@ -198,6 +199,23 @@ def finished(z: Tensor, extra: Extra) -> Tensor:
     else:
         z = ACTIVATIONS[extra.activation](z)
     return z if extra.residual is None else z + extra.residual
+
+
+def by_expert(x: Tensor, ends: Tensor, N: int, weight_of: Callable[[int], Tensor]) -> Tensor:
+    """x [M, K] by the weight [N, K] of each row's expert, one expert after another.
+
+    While a CUDA graph is recorded, which cannot wait for `ends`, all rows by each weight, of which
+    those of its own are taken."""
+    z = x.new_zeros(len(x), N)
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        of = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
+        for index in range(len(ends)):
+            z = torch.where(of[:, None] == index, x @ weight_of(index).T, z)
+        return z
+    for index, (begin, end) in enumerate(pairwise([0, *ends.tolist()])):
+        if begin < end:
+            z[begin:end] = x[begin:end] @ weight_of(index).T
+    return z
 
 
 def by_torch(
