@@ -21,7 +21,12 @@ from lowbit.kernels.triton.fast.launch import INTERPRETER, Gpu  # noqa: E402
 from lowbit.kernels.triton.fast.many_rows import ManyRowsConfig  # noqa: E402
 from lowbit.kernels.triton.fast.tiles import Extra, TiledWeight, to_tiles, to_values  # noqa: E402
 from lowbit.kernels.triton.fast.weight_only import KERNELS, weight_only_choice  # noqa: E402
-from lowbit.torch.functional import pack_int4, pack_int8, weight_only_matmul  # noqa: E402
+from lowbit.torch.functional import (  # noqa: E402
+    interleaved,
+    pack_int4,
+    pack_int8,
+    weight_only_matmul,
+)
 
 GPU = torch.cuda.is_available()
 H200 = Gpu(90, 132)
@@ -157,7 +162,7 @@ def test_configurations_that_do_not_fit() -> None:
     packed, _ = _drawn(70, 256, 128, "middle", torch.bfloat16)
     x = torch.zeros(2, 256, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="does not fit: num_stages is 1"):
-        weight_only._few(x, packed, Extra(), FewRowsConfig(64, 1, 4, 1))
+        weight_only.few(x, packed, Extra(), FewRowsConfig(64, 1, 4, 1))
 
 
 def test_shapes_and_the_operator() -> None:
@@ -186,6 +191,48 @@ def test_what_follows_a_product(activation: str) -> None:
         with context:
             z = weight_only_matmul(x, packed, bias, activation=activation, residual=residual)
         torch.testing.assert_close(z.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+GATES = {
+    "swiglu": torch.nn.functional.silu,
+    "geglu": torch.nn.functional.gelu,
+    "geglu_tanh": lambda a: torch.nn.functional.gelu(a, approximate="tanh"),
+}
+
+
+def _gated(n: int, k: int, group: int, kind: str, dtype: Any) -> tuple[TiledWeight, Any, Any]:
+    """A packed weight whose rows are interleaved, and the two that it stands for."""
+    packed, w = _drawn(2 * n, k, group, kind, dtype)
+    return packed, *(w.view(-1, 2, 8, k)[:, half].flatten(0, 1) for half in range(2))
+
+
+@pytest.mark.parametrize("activation", GATES)
+@pytest.mark.parametrize(("bits", "dtype"), [(4, torch.bfloat16), (8, torch.float32)], ids=str)
+def test_a_gated_unit(activation: str, bits: int, dtype: Any) -> None:
+    """Bias before the gate, residual behind it; two weights that are put together row by row."""
+    packed, gate, up = _gated(40, 256, 128, "whole" if bits == 4 else "int8", torch.float32)
+    assert torch.equal(interleaved(gate, up), packed.dequantized())
+    made = _generator(2)
+    x, a_bias, b_bias, residual = (
+        (torch.randn(*shape, generator=made) / 2).to(dtype)
+        for shape in ((3, 5, 256), (40,), (40,), (3, 5, 40))
+    )
+    a, b = (x.double() @ w.T + bias.double() for w, bias in ((gate, a_bias), (up, b_bias)))
+    exact = GATES[activation](a) * b + residual.double()
+    bias = interleaved(a_bias, b_bias)
+    for context in (lowbit.lab.interpreter(), torch.no_grad(), torch.enable_grad()):
+        with context:
+            z = weight_only_matmul(x, packed, bias, activation=activation, residual=residual)
+        rounding = 2 * torch.finfo(dtype).eps + 1e-5
+        torch.testing.assert_close(z.double(), exact, rtol=rounding, atol=rounding)
+    assert weight_only_matmul(x[:0], packed, activation=activation).shape == (0, 5, 40)
+    arguments = (x, *vars(packed).values(), bias, residual, activation)
+    torch.library.opcheck(torch.ops.lowbit.weight_only_matmul.default, arguments)
+    with pytest.raises(ValueError, match="multiple of 8"):
+        interleaved(gate[:4], up[:4])
+    short = _drawn(72, 256, 128, "middle", torch.float32)[0]
+    with pytest.raises(ValueError, match="rows by 16; the weight has 72"):
+        weight_only_matmul(x, short, activation=activation)
 
 
 def test_the_gradients() -> None:
@@ -228,27 +275,30 @@ def test_errors_say_what_to_do() -> None:
 
 
 POINTERS = {"tiles_ptr": "*i16", "words_ptr": "*i32", "part_ptr": "*fp32", "met_ptr": "*i32",
-            "M": "i32:1", "N": "i32", "K": "i32", "padded": "i32"}  # fmt: skip
+            "ends_ptr": "*i32", "rows_ptr": "*i32", "M": "i32:1", "N": "i32", "K": "i32",
+            "padded": "i32", "experts": "i32", "EXPERTS": 0}  # fmt: skip
 
 
-def _kinds(planes: int, group: int, half: bool, **more: Any) -> dict[str, Any]:
+def _kinds(planes: int, group: int, half: bool, gated: bool = False, **more: Any) -> dict[str, Any]:
     kind = "*fp16" if half else "*bf16"
     return {
         **POINTERS, "z_ptr": kind, "bias_ptr": kind, "residual_ptr": kind, "PLANES": planes,
         "GROUP": group, "REAL": False, "HALF": half, "BIAS": True, "RESIDUAL": True,
-        "ACTIVATION": "silu", **more,
+        "ACTIVATION": "silu", "GATED": gated, **more,
     }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("planes", "group", "half"), [(1, 128, False), (2, 32, True)])
-def test_ahead_of_time_few_rows(sm: int, planes: int, group: int, half: bool) -> None:
+def test_ahead_of_time_few_rows(sm: int, planes: int, group: int, half: bool, gated: bool) -> None:
+    """A gate costs no exchange between threads."""
     kind = "*fp16" if half else "*bf16"
     made = compile_ahead(
         few_rows.few_rows_kernel,
-        _kinds(planes, group, half, x_ptr=kind, x_stride="i32", BLOCK_N=64, BLOCK_M=8, STAGES=3,
-               SPLITS=4),
+        _kinds(planes, group, half, gated, x_ptr=kind, x_stride="i32", BLOCK_N=64, BLOCK_M=8,
+               STAGES=3, SPLITS=4, GATHERED=False),
         sm, num_warps=4,
     )  # fmt: skip
     assert made.local == 0
@@ -260,8 +310,10 @@ def test_ahead_of_time_few_rows(sm: int, planes: int, group: int, half: bool) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("planes", "group", "half"), [(1, 128, False), (1, 32, True)])
-def test_ahead_of_time_many_rows(planes: int, group: int, half: bool) -> None:
+@pytest.mark.parametrize(("planes", "group", "half", "gated"), [
+    (1, 128, False, False), (1, 32, True, False), (1, 128, False, True),
+])  # fmt: skip
+def test_ahead_of_time_many_rows(planes: int, group: int, half: bool, gated: bool) -> None:
     from triton.experimental.gluon import language
 
     gl: Any = language
@@ -270,8 +322,8 @@ def test_ahead_of_time_many_rows(planes: int, group: int, half: bool) -> None:
     kind = "fp16" if half else "bf16"
     made = compile_ahead(
         many_rows.many_rows_kernel,
-        _kinds(planes, group, half, x_desc=f"tensordesc<{kind}[128,64],{layout!r}>", BLOCK_N=128,
-               BLOCK_M=128, STAGES=2, SPLITS=1, RESIDUAL=False),
+        _kinds(planes, group, half, gated, x_desc=f"tensordesc<{kind}[128,64],{layout!r}>",
+               blocks="i32", BLOCK_N=128, BLOCK_M=128, STAGES=2, SPLITS=1, RESIDUAL=False),
         90, num_warps=4,
     )  # fmt: skip
     assert made.local == 0
@@ -313,6 +365,26 @@ def test_every_configuration_on_a_gpu(m: int, bits: int, group: int, config: Any
     for _ in range(2):
         z = run(x.cuda(), _moved(packed), Extra(), config).cpu()
         assert ((z.double() - exact).abs() <= _budget(x, w, kind, exact)).all()
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize(("kind", "activation"), [
+    *((kind, "swiglu") for kind in KINDS), ("whole", "geglu"), ("whole", "geglu_tanh"),
+])  # fmt: skip
+@pytest.mark.parametrize("m", [1, 32, 33, 1000])
+@pytest.mark.parametrize(("n", "k", "group"), [(40, 264, 32), (3000, 4096, 128)])
+def test_a_gated_unit_on_a_gpu(
+    m: int, n: int, k: int, group: int, kind: str, activation: str
+) -> None:
+    packed, gate, up = _gated(n, k, group, kind, torch.bfloat16)
+    x = (torch.randn(m, k, generator=_generator(1)) * 10 / k**0.5).bfloat16().cuda()
+    gate, up = gate.cuda(), up.cuda()
+    z = weight_only_matmul(x, _moved(packed), activation=activation).double()
+    a, b = x.double() @ gate.T, x.double() @ up.T
+    exact = GATES[activation](a) * b
+    off_a, off_b = _budget(x, gate, kind, a), _budget(x, up, kind, b)
+    budget = 1.2 * off_a * b.abs() + (a.abs() + 1.2 * off_a) * off_b + 2.0**-8 * exact.abs()
+    assert ((z - exact).abs() <= budget).all()
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

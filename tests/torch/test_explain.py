@@ -15,7 +15,7 @@ from lowbit.torch import explain, functional
 
 H200, A100 = Gpu(90, 132), Gpu(80, 108)
 SIZES: dict[str, Any] = {"length": 5000, "rows": 300, "head_size": 100, "channels": 64}
-SIZES |= {"M": 3, "N": 4096, "K": 4096, "group_size": 128, "B": 2}
+SIZES |= {"M": 3, "N": 4096, "K": 4096, "group_size": 128, "B": 2, "experts": 8}
 
 
 @pytest.mark.parametrize("operator", choices.names())

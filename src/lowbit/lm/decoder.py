@@ -16,7 +16,11 @@ from lowbit.torch.functional import (
     TiledWeight,
     attention,
     attention_decode,
+    grouped_matmul,
     rms_norm,
+    route,
+    routed_sum,
+    top_experts,
     weight_only_matmul,
 )
 from lowbit.torch.functional.decoding import add_rms_norm, gated, rotate
@@ -137,22 +141,37 @@ class Linear(nn.Module):
         super().__init__()
         self.weight, self.bias, self.order = weight, bias, order
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, activation: str = "") -> Tensor:
+        """activation: of weights that are integers."""
         if self.order is not None:
             x = x.index_select(-1, self.order)
         if isinstance(self.weight, Tensor):
             return F.linear(x, self.weight, self.bias)
-        return weight_only_matmul(x, self.weight, self.bias)
+        return weight_only_matmul(x, self.weight, self.bias, activation=activation)
+
+
+GATES = {"silu": "swiglu", "gelu_tanh": "geglu_tanh"}
+"""The activations that stand for a gated unit with these functions."""
+
+
+def is_fused(weight: Tensor | TiledWeight) -> bool:
+    """Whether one product with the weights of a gate, and of what it is multiplied with, computes
+    both and the gate."""
+    return isinstance(weight, TiledWeight) and weight.N % 16 == 0
 
 
 class Gated(nn.Module):
-    """f(gate) · up, projected down; up: both in one, or one after the other."""
+    """f(gate) · up, projected down; up: both in one, `interleaved` if it `is_fused`, or one after
+    the other."""
 
     def __init__(self, up: Sequence[Linear], down: Linear, function: str) -> None:
         super().__init__()
         self.up, self.down, self.function = nn.ModuleList(up), down, function
+        self._fused = len(up) == 1 and is_fused(up[0].weight)
 
     def forward(self, y: Tensor) -> Tensor:
+        if self._fused:
+            return self.down(self.up[0](y, GATES[self.function]))
         parts = [one(y) for one in self.up]
         both = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return self.down(gated(both, self.function))
@@ -161,31 +180,32 @@ class Gated(nn.Module):
 class Mixture(nn.Module):
     """Gated units, of which each row takes `used`, by the router [experts, width], and one for all.
 
-    All are computed for all rows, so that nothing has to wait for the router on the host."""
+    up, down: as `Gated` has them, of all experts, [experts, N, K]. Rows are sorted by their experts
+    on the device: nothing waits for the router on the host."""
 
     def __init__(
-        self, d: Description, router: Tensor, experts: Sequence[Gated],
-        shared: tuple[Tensor, Gated] | None,
+        self, d: Description, router: Tensor, up: Sequence[Tensor | TiledWeight],
+        down: Tensor | TiledWeight, shared: tuple[Tensor, Gated] | None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.router, self.experts = router, nn.ModuleList(experts)
+        self.router, self.up, self.down, self.function = router, list(up), down, d.function
+        self._fused = len(self.up) == 1 and is_fused(self.up[0])
         self.shared_gate, self.shared = (None, None) if shared is None else shared
         self._used, self._normalized = d.experts_used, d.experts_normalized
 
     def forward(self, y: Tensor) -> Tensor:
         scores = F.linear(y.float(), self.router)
-        if self._normalized:
-            shares, chosen = scores.topk(self._used)
-            shares = shares.softmax(-1)
+        shares, chosen = top_experts(scores, self._used, normalized=self._normalized)
+        rows, places, ends = route(chosen, len(self.router))
+        if self._fused:
+            made = grouped_matmul(y, self.up[0], ends, rows, activation=GATES[self.function])
         else:
-            shares, chosen = scores.softmax(-1).topk(self._used)
-        shares = torch.zeros_like(scores).scatter(1, chosen, shares).to(y.dtype)
-        total = torch.zeros_like(y)
-        for index, expert in enumerate(self.experts):
-            total = torch.addcmul(total, shares[:, index, None], expert(y))
-        if self.shared is None or self.shared_gate is None:
-            return total
-        return total + torch.sigmoid(F.linear(y, self.shared_gate)) * self.shared(y)
+            parts = [grouped_matmul(y, weight, ends, rows) for weight in self.up]
+            made = gated(torch.cat(parts, -1), self.function)
+        shared = None
+        if self.shared is not None and self.shared_gate is not None:
+            shared = torch.sigmoid(F.linear(y, self.shared_gate)) * self.shared(y)
+        return routed_sum(grouped_matmul(made, self.down, ends), places, shares, shared)
 
 
 class DecoderLayer(nn.Module):

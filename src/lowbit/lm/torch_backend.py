@@ -9,20 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lowbit.lm.backend import Rows
-from lowbit.lm.checkpoint import Checkpoint, Matrix, some_rows
-from lowbit.lm.decoder import Chunk, Decoder, DecoderLayer, Gated, Linear, Mixture, Step
+from lowbit.lm.checkpoint import Checkpoint, Matrix
+from lowbit.lm.decoder import (
+    Chunk,
+    Decoder,
+    DecoderLayer,
+    Gated,
+    Linear,
+    Mixture,
+    Step,
+    is_fused,
+)
 from lowbit.lm.description import Description
 from lowbit.lm.network import GatedConstants, LayerConstants, Weights, add_rotations, scaled
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.registry.locks import Lock
 from lowbit.torch import QuantizedWeight as WeightTensor
-from lowbit.torch.functional import TiledWeight, pack_int4, pack_int8
+from lowbit.torch.functional import TiledWeight, interleaved, pack_int4, pack_int8
 from lowbit.torch.graphs import CapturedCalls, on_host
 from lowbit.torch.weight import Facts
 from lowbit.weights.format import WeightFormat
@@ -45,33 +56,49 @@ def gpu(name: str) -> torch.device:
     )
 
 
-def product(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Product:
+def product(
+    weight: Matrix, device: torch.device, dtype: torch.dtype, *, gated: bool = False,
+    experts: int = 0,
+) -> Product:  # fmt: skip
     """A weight [N, K] as it is multiplied by on a device: integers as they are, where a kernel
-    takes them, else floats."""
+    takes them, else floats. gated: the rows of a gate and of what it is multiplied with. experts:
+    it is that of so many, below each other; 0: of none."""
+
+    def floats(array: npt.NDArray[Any]) -> Tensor:
+        held = torch.tensor(array).to(device).to(dtype)
+        return held.unflatten(0, (experts, -1)) if experts else held
+
     if isinstance(weight, np.ndarray):
-        return torch.tensor(weight).to(device).to(dtype)
+        return floats(weight)
     q, real = weight.weight, weight.zero_point
     depth = q.shape[1]
     size = min(q.group_size or depth, depth)
     size = size if size < depth else -(-depth // _TILE) * _TILE
     wide = q.format.bits > 4
     if size % _GROUPS or (wide and (real is not None or q.zero_point.any())):
-        return torch.tensor(weight.dequantize()).to(device).to(dtype)
-    values, scale = (torch.tensor(one).to(device) for one in (q.values, q.scale))
+        return floats(weight.dequantize())
+
+    def held(array: npt.NDArray[Any]) -> Tensor:
+        rows = torch.tensor(array).to(device).reshape(len(q.values), -1)
+        rows = rows.unflatten(0, (max(experts, 1), -1))
+        if gated and rows.shape[1] % 16 == 0:
+            rows = torch.stack([interleaved(*one.chunk(2)) for one in rows])
+        return rows if experts else rows[0]
+
+    values, scale = held(q.values), held(q.scale)
     half = scale.half()
     if bool((half.float() == scale).all()):  # as most files have them
         scale = half
-    scale = scale.reshape(len(scale), -1)
     if wide:
         return pack_int8(values, scale, group_size=size)
-    zero = torch.tensor(q.zero_point if real is None else real).to(device).reshape(scale.shape)
+    zero = held(q.zero_point if real is None else real)
     if q.format.signed:
         values, zero = (values + 8).to(torch.uint8), zero + 8
     return pack_int4(values, scale, zero, group_size=size)
 
 
 class _DeviceWeights(Weights):
-    """A model's tensors on a device. products: by name; of experts one for each."""
+    """A model's tensors on a device. products: by name."""
 
     def __init__(
         self, checkpoint: Checkpoint, format: WeightFormat | None, device: torch.device,
@@ -79,17 +106,25 @@ class _DeviceWeights(Weights):
     ) -> None:  # fmt: skip
         super().__init__(checkpoint, "float", format)
         self._device, self._dtype = device, dtype
-        self._products: dict[str, list[Product]] = {}
+        self.products: dict[str, Product] = {}
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """What `vector` gave the name of, for as long as nobody has asked for it."""
         value = torch.tensor(self.constants.pop(name))
         return value.to(self._device, dtype or self._dtype if value.is_floating_point() else None)
 
-    def linear(self, weight: str, bias: str, order: str, expert: int = 0) -> Linear:
+    def linear(self, weight: str, bias: str, order: str) -> Linear:
         """What `matrices` gave the names of."""
-        extra = (self.tensor(name) if name else None for name in (bias, order))
-        return Linear(self._products[weight][expert], *extra)
+        held = self.products[weight]
+        extra = [self.tensor(name) if name else None for name in (bias, order)]
+        if extra[0] is not None and is_fused(held) and self._gated(weight.split("+")):
+            extra[0] = interleaved(*extra[0].chunk(2))
+        return Linear(held, *extra)
+
+    def _gated(self, stems: Sequence[str]) -> bool:
+        """Whether a matrix holds a gate and what it is multiplied with."""
+        alone = len(stems) == 1 and self.has(stems[0].replace("ffn_up", "ffn_gate") + ".weight")
+        return any("ffn_gate" in one or "ffn_up" in one for one in stems) and not alone
 
     def _packed(self, stems: Sequence[str], weight: Matrix, scale: float) -> str:
         name = "+".join(stems)
@@ -98,15 +133,10 @@ class _DeviceWeights(Weights):
             weight = weight if self.format is None else self.format.quantize(weight)
         elif scale != 1:
             weight = scaled(weight, scale)
-        count = self.checkpoint.description.experts if "_exps" in name else 1
-        whole = weight if isinstance(weight, np.ndarray) else weight.weight.values
-        rows = [
-            slice(at, at + len(whole) // count) for at in range(0, len(whole), len(whole) // count)
-        ]
-        parts = [weight[one] if isinstance(weight, np.ndarray) else some_rows(weight, one)
-                 for one in rows]  # fmt: skip
-        made = self._products[name] = [product(one, self._device, self._dtype) for one in parts]
-        if isinstance(weight, QuantizedWeight) and isinstance(made[0], Tensor):
+        experts = self.checkpoint.description.experts if "_exps" in name else 0
+        options = {"gated": self._gated(stems), "experts": experts}
+        made = self.products[name] = product(weight, self._device, self._dtype, **options)
+        if isinstance(weight, QuantizedWeight) and isinstance(made, Tensor):
             notes, kind = self.checkpoint.notes, str(self._dtype).removeprefix("torch.")
             q = weight.weight
             zeros = q.format.bits > 4 and (weight.zero_point is not None or q.zero_point.any())
@@ -116,22 +146,21 @@ class _DeviceWeights(Weights):
         return name
 
 
-def _gated(
-    d: Description, weights: _DeviceWeights, gated: GatedConstants, expert: int = 0
-) -> Gated:
-    up = [weights.linear(*names, expert=expert) for names in gated.up]
-    return Gated(up, weights.linear(*gated.down, expert=expert), d.function)
+def _gated(d: Description, weights: _DeviceWeights, gated: GatedConstants) -> Gated:
+    up = [weights.linear(*names) for names in gated.up]
+    return Gated(up, weights.linear(*gated.down), d.function)
 
 
 def _layer(d: Description, weights: _DeviceWeights, number: int) -> DecoderLayer:
     layer = LayerConstants(d, weights, number)
     if layer.mixed:
-        experts = [_gated(d, weights, layer.gated, expert) for expert in range(d.experts)]
+        up, down = ([weights.products[weight] for weight, *_ in names]
+                    for names in (layer.gated.up, [layer.gated.down]))  # fmt: skip
         shared = layer.shared and (
             weights.tensor(layer.shared_gate),
             _gated(d, weights, layer.shared),
         )
-        gated = Mixture(d, weights.tensor(layer.router, torch.float32), experts, shared)
+        gated = Mixture(d, weights.tensor(layer.router, torch.float32), up, down[0], shared)
     else:
         gated = _gated(d, weights, layer.gated)
     norms = {name: weights.tensor(held) for name, held in layer.norms.items()}

@@ -155,7 +155,7 @@ def _many(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
         return []
     axes = max(len(one.names) for one in tensors)
     for more in (1, 1.5, 2):
-        size = math.ceil(more * _BEYOND_16_BITS ** (1 / axes))
+        size = math.ceil(more * math.pow(_BEYOND_16_BITS, 1 / axes))
         sizes = operation.fitted(dict.fromkeys(operation.names, size))
         most = max(math.prod(tensor.shape(sizes)) for tensor in tensors)
         if most >= _BEYOND_16_BITS:

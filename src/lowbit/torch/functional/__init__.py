@@ -14,10 +14,12 @@ serves a call, and why, `lowbit.torch.explain` tells.
 
 from __future__ import annotations
 
+from lowbit.kernels.triton.fast.tiles import interleaved
 from lowbit.torch.functional.attention import attention
 from lowbit.torch.functional.attention_decode import attention_decode, write_cache
 from lowbit.torch.functional.convolution import conv2d
 from lowbit.torch.functional.eight_bits import int4_dynamic_matmul, quantize_rows, scaled_matmul
+from lowbit.torch.functional.experts import grouped_matmul, route, routed_sum, top_experts
 from lowbit.torch.functional.int4 import (
     TiledWeight,
     bmm,
@@ -35,17 +37,22 @@ __all__ = [
     "attention_decode",
     "bmm",
     "conv2d",
+    "grouped_matmul",
     "int4_dynamic_matmul",
     "int4_matmul",
+    "interleaved",
     "layer_norm",
     "linear",
     "pack_int4",
     "pack_int8",
     "quantize_rows",
     "rms_norm",
+    "route",
+    "routed_sum",
     "scaled_matmul",
     "softmax",
     "sum",
+    "top_experts",
     "weight_only_matmul",
     "write_cache",
 ]

@@ -11,7 +11,7 @@ from lowbit.kernels.triton.fast.tiles import Extra, TiledWeight, by_torch, finis
 from lowbit.numerics.affine import quantize_rows as in_numpy
 from lowbit.torch.arguments import FLOATS, check_shape, check_tensor
 from lowbit.torch.functional.int4 import (
-    FIELDS,
+    WEIGHT_FIELDS,
     check_extra,
     keep_weight,
     multiplied,
@@ -187,8 +187,8 @@ def _dynamic_on_cpu(x: Tensor, *given: Any) -> Tensor:
 
 
 _dynamic_op = register(
-    f"int4_dynamic_matmul(Tensor x, {FIELDS}, Tensor? bias, Tensor? residual, str activation, "
-    "ScalarType dtype) -> Tensor",
+    f"int4_dynamic_matmul(Tensor x, {WEIGHT_FIELDS}, Tensor? bias, Tensor? residual, "
+    "str activation, ScalarType dtype) -> Tensor",
     kernel="eight_by_four.int4_dynamic_matmul",
     cpu=_dynamic_on_cpu,
     fake=lambda x, *parts: x.new_empty(*x.shape[:-1], TiledWeight(*parts[:8]).N),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from lowbit.kernels.triton.fast.tiles import (
     ACTIVATIONS,
+    GATES,
     GROUP_UNIT,
     MIDDLE,
     Extra,
     TiledWeight,
+    columns_of,
     finished,
 )
 from lowbit.torch.arguments import FLOATS, check_alike, check_shape, check_tensor
@@ -76,7 +78,8 @@ specified_gradients("batched_matmul", bmm, "x", "y")
 def pack_int4(
     weight: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, group_size: int
 ) -> TiledWeight:
-    """Bring a weight of 4 bits into tiles, once for every M.
+    """Bring a weight of 4 bits into tiles, once for every M; or those of experts, where all that is
+    given has one dimension more, the experts', before the others.
 
     weight: values 0 to 15, uint8 [N, K]; or int32 [N, K/8] with 8 of them to a word, the first in
     the lowest bits. scale: float32, bfloat16 or float16 [N, groups], and zero_point, of any dtype,
@@ -94,12 +97,11 @@ def pack_int4(
     _check_matrix("pack_int4", weight)
     if weight.dtype == torch.int32:
         pairs = weight.contiguous().view(torch.uint8)
-        weight = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1)
+        weight = torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2)
     elif weight.numel() and int(weight.max()) > 15:
-        row, column = (weight > 15).nonzero()[0].tolist()
+        at = (weight > 15).nonzero()[0].tolist()
         raise ValueError(
-            f"pack_int4: weight[{row}, {column}] is {int(weight[row, column])}; values of 4 bits "
-            "are 0 to 15"
+            f"pack_int4: weight{at} is {int(weight[tuple(at)])}; values of 4 bits are 0 to 15"
         )
     _check_groups("pack_int4", weight, scale, zero_point, group_size)
     zero = None
@@ -114,44 +116,67 @@ def pack_int8(weight: Tensor, scale: Tensor, *, group_size: int | None = None) -
     """Bring a weight of 8 bits, w = scale · value, into tiles, once for every M.
 
     weight: int8 [N, K]. scale: float32, bfloat16 or float16, [N], or [N, groups] of a group_size
-    that is a multiple of 32. Errors as of `pack_int4`.
+    that is a multiple of 32. Experts and errors as of `pack_int4`.
     """
     check_tensor("pack_int8", "weight", weight, (torch.int8,))
     _check_matrix("pack_int8", weight)
-    size = group_size or max(weight.shape[1] + -weight.shape[1] % 128, 128)
-    scale = scale[:, None] if scale.dim() == 1 else scale
+    size = group_size or max(weight.shape[-1] + -weight.shape[-1] % 128, 128)
+    scale = scale[..., None] if scale.dim() < weight.dim() else scale
     _check_groups("pack_int8", weight, scale, None, size)
     return TiledWeight.of(weight.view(torch.uint8) ^ MIDDLE[8], scale, None, size, bits=8)
 
 
-def check_extra(name: str, extra: Extra, shape: Sequence[int]) -> None:
+def check_extra(
+    name: str, extra: Extra, shape: Sequence[int], activations: Iterable[str] = ACTIVATIONS
+) -> None:
     """ValueError unless it can follow a product of this shape."""
-    if extra.activation not in ACTIVATIONS:
-        known = ", ".join(map(repr, ACTIVATIONS))
+    if extra.activation not in activations:
+        known = ", ".join(map(repr, activations))
         raise ValueError(f"{name}: activation is {extra.activation!r}; give one of {known}")
+    if extra.activation in GATES and shape[-1] % 16:
+        raise ValueError(f"{name}: a gate takes rows by 16; the weight has {shape[-1]}")
     if extra.bias is not None:
         check_shape(name, "bias", extra.bias, shape[-1:])
     if extra.residual is not None:
-        check_shape(name, "residual", extra.residual, shape)
+        columns = columns_of(shape[-1], extra.activation)
+        check_shape(name, "residual", extra.residual, (*shape[:-1], columns))
 
 
 def _check_matrix(name: str, weight: Tensor) -> None:
-    if weight.dim() != 2:
-        raise ValueError(f"{name}: weight has the shape {list(weight.shape)}; it must be [N, K]")
+    if weight.dim() not in (2, 3) or not len(weight):
+        raise ValueError(
+            f"{name}: weight has the shape {list(weight.shape)}; it must be [N, K], or "
+            "[experts, N, K]"
+        )
 
 
 def _check_groups(name: str, weight: Tensor, scale: Tensor, zero: Tensor | None, size: int) -> None:
     check_tensor(name, "scale", scale, FLOATS)
     if not isinstance(size, int) or size < 1 or size % GROUP_UNIT:
         raise ValueError(f"{name}: group_size is {size}; give a multiple of {GROUP_UNIT}")
-    N, K = weight.shape
+    *rows, K = weight.shape
     groups = -(-K // size)
     for what, one in (("scale", scale), ("zero_point", zero)):
-        if one is not None and list(one.shape) != [N, groups]:
+        if one is not None and list(one.shape) != [*rows, groups]:
             raise ValueError(
-                f"{name}: {what} has the shape {list(one.shape)}; for a weight [{N}, {K}] in "
-                f"groups of {size} it must be [{N}, {groups}]"
+                f"{name}: {what} has the shape {list(one.shape)}; for a weight {[*rows, K]} in "
+                f"groups of {size} it must be {[*rows, groups]}"
             )
+
+
+def check_operands(name: str, x: Tensor, weight: TiledWeight) -> None:
+    """TypeError or ValueError unless x [..., K] can be multiplied by a weight."""
+    check_tensor(name, "x", x, FLOATS)
+    if not isinstance(weight, TiledWeight):
+        raise TypeError(f"{name}: weight is a {type(weight).__name__}; give pack_int4(...)")
+    if x.dim() == 0 or x.shape[-1] != weight.K:
+        raise ValueError(
+            f"{name}: x has the shape {list(x.shape)}; its last dimension must be {weight.K}"
+        )
+    if x.device != weight.tiles.device:
+        raise ValueError(
+            f"{name}: x is on {x.device} and weight on {weight.tiles.device}; move one of them"
+        )
 
 
 def weight_only_matmul(
@@ -169,35 +194,32 @@ def weight_only_matmul(
     "gelu"; residual: [..., N]. Differentiable in x, bias and residual. Sums are float32. With more
     than 32 rows of x, and with groups of less than 128, the weight is rounded to x's dtype.
 
+    activation "swiglu", "geglu" or "geglu_tanh" (GELU by tanh): a gated unit, f(x · gateᵀ) ⊙
+    (x · upᵀ), of a weight whose rows, and whose bias, `interleaved` has put together: result and
+    residual are [..., N / 2].
+
     TypeError for another dtype; ValueError for a K, a shape or a device that does not match, and
     for another activation.
     """
-    extra = Extra(bias, residual, activation)
-    return multiplied("weight_only_matmul", x, weight, extra, _weight_only_op)
+    extra, known = Extra(bias, residual, activation), (*ACTIVATIONS, *GATES)
+    return multiplied("weight_only_matmul", x, weight, extra, _weight_only_op, known=known)
 
 
 int4_matmul = weight_only_matmul
 
 
 def multiplied(
-    name: str, x: Tensor, weight: TiledWeight, extra: Extra, op: Callable[..., Tensor], *rest: Any
-) -> Tensor:
+    name: str, x: Tensor, weight: TiledWeight, extra: Extra, op: Callable[..., Tensor], *rest: Any,
+    known: Iterable[str] = ACTIVATIONS,
+) -> Tensor:  # fmt: skip
     """What an operator of x, a weight's fields, an Extra's and others gives, once these are known
     to be good; differentiable."""
-    check_tensor(name, "x", x, FLOATS)
-    if not isinstance(weight, TiledWeight):
-        raise TypeError(f"{name}: weight is a {type(weight).__name__}; give pack_int4(...)")
-    if x.dim() == 0 or x.shape[-1] != weight.K:
-        raise ValueError(
-            f"{name}: x has the shape {list(x.shape)}; its last dimension must be {weight.K}"
-        )
-    if x.device != weight.tiles.device:
-        raise ValueError(
-            f"{name}: x is on {x.device} and weight on {weight.tiles.device}; move one of them"
-        )
+    check_operands(name, x, weight)
+    if weight.experts > 1:
+        raise ValueError(f"{name}: weight holds {weight.experts} experts; call grouped_matmul")
     if extra.residual is not None:
         check_alike(name, x=x, residual=extra.residual)
-    check_extra(name, extra, (*x.shape[:-1], weight.N))
+    check_extra(name, extra, (*x.shape[:-1], weight.N), known)
     parts = vars(weight).values()
     given = (x, *extra[:2])
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given):
@@ -225,14 +247,16 @@ def _on_cpu(x: Tensor, *parts: Any) -> Tensor:
 
 
 _TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int"}
-FIELDS = ", ".join(f"{_TYPES[str(one.type)]} {one.name}" for one in fields(TiledWeight))
+WEIGHT_FIELDS = ", ".join(f"{_TYPES[str(one.type)]} {one.name}" for one in fields(TiledWeight))
 
 _weight_only_op = register(
-    f"weight_only_matmul(Tensor x, {FIELDS}, Tensor? bias, Tensor? residual, str activation) "
-    "-> Tensor",
+    f"weight_only_matmul(Tensor x, {WEIGHT_FIELDS}, Tensor? bias, Tensor? residual, "
+    "str activation) -> Tensor",
     kernel="weight_only.weight_only_matmul",
     cpu=_on_cpu,
-    fake=lambda x, *parts: x.new_empty(*x.shape[:-1], TiledWeight(*parts[:8]).N),
+    fake=lambda x, *parts: x.new_empty(
+        *x.shape[:-1], columns_of(TiledWeight(*parts[:8]).N, parts[-1])
+    ),
     backward=weight_gradient,
     keep=keep_weight,
 )

@@ -178,8 +178,8 @@ def _store(total, tile, split, n0, m0, M, N, x_scale_ptr, z_ptr, bias_ptr, resid
     for i in gl.static_range(PARTS):
         m = m0 + i * WIDE + gl.arange(0, WIDE, gl.SliceLayout(0, MMA))
         of_x = gl.load(x_scale_ptr + m, mask=m < M, other=0.0) * UNIT
-        finish(total[i] * gl.expand_dims(of_x, 0), tile * PARTS + i, split, n0, m0 + i * WIDE, M, N,
-               z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION,
+        finish(total[i] * gl.expand_dims(of_x, 0), tile * PARTS + i, split, n0, m0 + i * WIDE, M, M,
+               N, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION,
                SPLITS)  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def eight_by_four_kernel(
     tiles_m, tiles_n = (M + BLOCK_M - 1) // BLOCK_M, (N + ROWS - 1) // ROWS
     tile, split, tile_n, tile_m = tile_of(gl.program_id(0), tiles_m, tiles_n, SPLITS)
     begin, end = part_of(split, K, SPLITS)
-    weight = weight_in_slots(tiles_ptr, words_ptr, tile_n, K, padded, ROWS, STAGES, 1, GROUP)
+    weight = weight_in_slots(tiles_ptr, words_ptr, tile_n * ROWS, K, padded, ROWS, STAGES, 1, GROUP)
     xs = gl.allocate_shared_memory(x_desc.dtype, [STAGES * SUBS, BLOCK_M, PIECE], x_desc.layout)
     bars = barriers(STAGES)
     row = tile_m * BLOCK_M
@@ -323,7 +323,7 @@ def _launched(
     z = x.new_empty(len(x), weight.N)
     tiles = config.tiles(*z.shape)
     arguments = {
-        **parts_of(z, tiles * (config.columns // config.wide), config.splits),
+        **parts_of(z, weight.N, tiles * (config.columns // config.wide), config.splits),
         "x_desc": described_in_shared(q, [config.columns, min(unit, 128)]),
         "x_scale_ptr": scale,
         "tiles_ptr": weight.tiles.view(torch.int8),

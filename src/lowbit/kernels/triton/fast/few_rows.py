@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from lowbit.kernels.triton.fast.fragments import (
     barrier,
+    block_of_rows,
     finish,
     load_async,
     load_weight,
@@ -67,33 +68,39 @@ def _load_x(step, end, stage, xs, of_x, xk, rows, K):
 
 @gluon.jit(do_not_specialize=["M"])
 def few_rows_kernel(
-    x_ptr, tiles_ptr, words_ptr, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr,
-    M, N, K, x_stride, padded,
+    x_ptr, tiles_ptr, words_ptr, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr, ends_ptr,
+    rows_ptr, M, N, K, x_stride, padded, experts,
     PLANES: gl.constexpr, GROUP: gl.constexpr, REAL: gl.constexpr, HALF: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    EXPERTS: gl.constexpr, GATHERED: gl.constexpr,
 ):  # fmt: skip
-    """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and all m; GROUP: the k that share a word;
-    padded: N rounded up, as tiles have it."""
+    """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and BLOCK_M m; GROUP: the k that share a
+    word; padded: the rows of tiles, N for each of EXPERTS. GATHERED: row m is x[rows[m]]."""
     WARPS: gl.constexpr = gl.num_warps()
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8]
-    )
+        version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])  # fmt: skip
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     OF_X: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
     SCALED: gl.constexpr = GROUP < 128
-    tile, split = gl.program_id(0), gl.program_id(1)
+    block, tile, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    m0, last, below = block_of_rows(block, M, N, ends_ptr, experts, BLOCK_M, EXPERTS)
+    if EXPERTS > 0:  # noqa: SIM102  # the compiler takes the first, the GPU the second
+        if m0 >= last:
+            return
     begin, end = part_of(split, K, SPLITS)
     ws, ss, of_tile, of_words, inside = weight_in_slots(
-        tiles_ptr, words_ptr, tile, K, padded, BLOCK_N, STAGES, PLANES, GROUP
-    )
-    xm = gl.arange(0, BLOCK_M, gl.SliceLayout(1, OF_X))
+        tiles_ptr, words_ptr, below + tile * BLOCK_N, K, padded, BLOCK_N, STAGES, PLANES, GROUP,
+    )  # fmt: skip
+    xm = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(1, OF_X))
+    there = xm < last
+    source = gl.load(rows_ptr + xm, mask=there, other=0) if GATHERED else xm
     xk = gl.arange(0, 128, gl.SliceLayout(0, OF_X))
-    of_x = x_ptr + (gl.expand_dims(xm * x_stride, 1) + gl.expand_dims(xk, 0))
+    of_x = x_ptr + (gl.expand_dims(source.to(gl.int64) * x_stride, 1) + gl.expand_dims(xk, 0))
     swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     xs = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES, BLOCK_M, 128], swizzled)
     for ahead in gl.static_range(STAGES - 1):
-        _load_x(begin + ahead, end, ahead, xs, of_x, xk, xm < M, K)
+        _load_x(begin + ahead, end, ahead, xs, of_x, xk, there, K)
         load_weight(begin + ahead, end, ahead, ws, ss, of_tile, of_words, inside, padded, PLANES,
                     GROUP)  # fmt: skip
     total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
@@ -102,14 +109,13 @@ def few_rows_kernel(
         async_copy.wait_group(STAGES - 2)
         barrier()
         into = (stage + STAGES - 1) % STAGES
-        _load_x(step + STAGES - 1, end, into, xs, of_x, xk, xm < M, K)
+        _load_x(step + STAGES - 1, end, into, xs, of_x, xk, there, K)
         load_weight(step + STAGES - 1, end, into, ws, ss, of_tile, of_words, inside, padded, PLANES,
                     GROUP)  # fmt: skip
         part = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
         for half in gl.static_range(2):
-            w = weights(
-                ws.index(stage), ss.index(stage), half, A, PLANES, GROUP, SCALED, REAL, HALF
-            )
+            w = weights(ws.index(stage), ss.index(stage), half, A, PLANES, GROUP, SCALED, REAL,
+                        HALF)  # fmt: skip
             x = xs.index(stage).slice(half * 64, 64, dim=1).permute((1, 0))
             part = mma_v2(w, x.load(gl.DotOperandLayout(1, MMA, 2)), part)
         if SCALED:
@@ -118,5 +124,6 @@ def few_rows_kernel(
             scale = scales_of(ss.index(stage).load(gl.SliceLayout(1, MMA)), REAL)
             total += part * gl.expand_dims(scale, 1)
         stage = (stage + 1) % STAGES
-    finish(total, tile, split, tile * BLOCK_N, 0, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr,
-           met_ptr, MMA, BIAS, RESIDUAL, ACTIVATION, SPLITS)  # fmt: skip
+    met = block * gl.num_programs(1) + tile
+    finish(total, met, split, tile * BLOCK_N, m0, last, M, N, z_ptr, bias_ptr, residual_ptr,
+           part_ptr, met_ptr, None, BIAS, RESIDUAL, ACTIVATION, SPLITS, GATED)  # fmt: skip

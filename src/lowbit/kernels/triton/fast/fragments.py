@@ -155,24 +155,24 @@ def weights(ws, ss, half, LAYOUT: gl.constexpr, PLANES: gl.constexpr, GROUP: gl.
 
 
 @gluon.jit
-def weight_in_slots(tiles_ptr, words_ptr, tile, K, padded, ROWS: gl.constexpr, SLOTS: gl.constexpr,
+def weight_in_slots(tiles_ptr, words_ptr, n0, K, padded, ROWS: gl.constexpr, SLOTS: gl.constexpr,
                     PLANES: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
-    """Shared memory for SLOTS times 128 k of ROWS rows, and where the first 128 k are: units,
-    words, pointers to both, and which units there are."""
+    """Shared memory for SLOTS times 128 k of ROWS rows from n0 on, and where the first 128 k are:
+    units, words, pointers to both, and which units there are."""
     WARPS: gl.constexpr = gl.num_warps()
     WIDE: gl.constexpr = 128 // tiles_ptr.dtype.element_ty.primitive_bitwidth  # of 16 bytes
     NATIVE: gl.constexpr = gl.BlockedLayout([1, WIDE], [32, 1], [WARPS, 1], [1, 0])
     FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     SUBS: gl.constexpr = 128 // GROUP if GROUP < 128 else 1
     r = gl.arange(0, 4 * PLANES * ROWS, gl.SliceLayout(1, NATIVE))
-    unit = tile * (ROWS // 16) + r % (2 * ROWS) // 32
+    unit = n0 // 16 + r % (2 * ROWS) // 32
     at = unit.to(gl.int64) * ((K + 127) // 128 * 2 * PLANES) + r // (2 * ROWS)
     at = (at * 32 + r % 32) * WIDE
     within = gl.arange(0, WIDE, gl.SliceLayout(0, NATIVE))
     of_tile = tiles_ptr + (gl.expand_dims(at, 1) + gl.expand_dims(within, 0))
     # Past the end the last words are read again: what they scale isn't stored.
     i = gl.arange(0, SUBS * ROWS, FLAT)
-    of_words = words_ptr + i // ROWS * padded + gl.minimum(tile * ROWS + i % ROWS, padded - 1)
+    of_words = words_ptr + i // ROWS * padded + gl.minimum(n0 + i % ROWS, padded - 1)
     ws = gl.allocate_shared_memory(
         tiles_ptr.dtype.element_ty, [SLOTS, 4 * PLANES * ROWS, WIDE],
         gl.SwizzledSharedLayout(WIDE, 1, 1, [1, 0]),
@@ -219,26 +219,56 @@ def tile_of(unit, tiles_m, tiles_n, SPLITS: gl.constexpr):
 
 
 @gluon.jit
-def finish(total, tile, split, n0, m0, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr,
+def _plus(a, b):
+    return a + b
+
+
+@gluon.jit
+def block_of_rows(block, M, N, ends_ptr, experts, BLOCK_M: gl.constexpr, EXPERTS: gl.constexpr):
+    """Of a block of rows of x the first, that behind the last, and the first row of its weight.
+
+    Of a grouped product, EXPERTS > 0 (a power of two, at least as many as there are), rows belong
+    to experts, whose weights lie one after another; blocks of each expert's rows begin anew, and
+    behind the last are blocks of no rows. Each warp finds its block by itself.
+    """
+    first, last, below = block * BLOCK_M, M, 0
+    if EXPERTS > 0:
+        LAYOUT: gl.constexpr = gl.BlockedLayout([EXPERTS // 32], [32], [gl.num_warps()], [0])
+        e = gl.arange(0, EXPERTS, LAYOUT)
+        end = gl.load(ends_ptr + e, mask=e < experts, other=0)
+        begin = gl.load(ends_ptr + e - 1, mask=(e > 0) & (e < experts), other=0)
+        blocks = (end - begin + BLOCK_M - 1) // BLOCK_M
+        until = gl.associative_scan(blocks, 0, _plus)
+        own = (until > block) & (until - blocks <= block)
+        first = gl.sum(gl.where(own, begin + (block - until + blocks) * BLOCK_M, 0), 0)
+        last = gl.sum(gl.where(own, end, 0), 0)
+        below = gl.sum(gl.where(own, e, 0), 0) * ((N + 63) // 64 * 64)
+    return first, last, below
+
+
+@gluon.jit
+def finish(total, tile, split, n0, m0, last, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr,
            OUT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
-           SPLITS: gl.constexpr):  # fmt: skip
-    """Store activation(total + bias) + residual, rounded once, as z[m0 + m, n0 + n]; total: [n, m].
+           SPLITS: gl.constexpr, GATED: gl.constexpr = False):  # fmt: skip
+    """Store activation(total + bias) + residual, rounded once, as z[m0 + m, n0 + n], of rows
+    before `last`, of M in all; total: [n, m].
 
     Of several programs along K the last to arrive adds all parts, in their order. OUT: the layout
-    in which threads side by side store side by side.
+    in which threads side by side store side by side; None: that of the sums. GATED: z has half as
+    many columns, see `_gated`.
     """
     LAYOUT: gl.constexpr = total.type.layout
     SHAPE: gl.constexpr = total.shape
     M, N = gl.to_tensor(M), gl.to_tensor(N)
-    last = True
+    ends = True
     if SPLITS > 1:
-        at, inside = _places(n0, m0, M, N, SHAPE[0], SHAPE[1], LAYOUT)
+        at, inside = _places(n0, m0, last, N, SHAPE[0], SHAPE[1], LAYOUT)
         size = M.to(gl.int64) * N
         gl.store(part_ptr + split * size + at, total, mask=inside)
         barrier()
-        last = gl.atomic_add(met_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
+        ends = gl.atomic_add(met_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
         barrier()
-    if last:
+    if ends:
         z = total
         if SPLITS > 1:
             z = gl.zeros(SHAPE, gl.float32, LAYOUT)
@@ -250,33 +280,50 @@ def finish(total, tile, split, n0, m0, M, N, z_ptr, bias_ptr, residual_ptr, part
             n = n0 + gl.arange(0, SHAPE[0], gl.SliceLayout(1, LAYOUT))
             bias = gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
             z += gl.expand_dims(bias, 1)
-        z = activated(z, ACTIVATION)
-        to, known = _places(n0, m0, M, N, SHAPE[0], SHAPE[1], OUT)
+        if GATED:
+            z = _gated(z, ACTIVATION)
+            n0, N = n0 // 2, N // 2
+        else:
+            z = activated(z, ACTIVATION)
+        TO: gl.constexpr = z.type.layout if OUT is None else OUT
+        to, known = _places(n0, m0, last, N, z.shape[0], z.shape[1], TO)
         if RESIDUAL:
-            z = gl.convert_layout(z, OUT)
+            z = gl.convert_layout(z, TO)
             z += gl.load(residual_ptr + to, mask=known, other=0.0).to(gl.float32)
-        z = gl.convert_layout(z.to(z_ptr.dtype.element_ty), OUT)
+        z = gl.convert_layout(z.to(z_ptr.dtype.element_ty), TO)
         gl.store(z_ptr + to, z, mask=known)
 
 
 @gluon.jit
 def activated(x, ACTIVATION: gl.constexpr):
-    """An activation of `tiles.ACTIVATIONS`."""
+    """An activation of `tiles.ACTIVATIONS`, or the function of a gate."""
     if ACTIVATION == "relu":
         x = gl.where(x < 0.0, 0.0, x)  # NaN stays
     elif ACTIVATION == "silu":
         x = x / (1.0 + gl.exp(-x))
     elif ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + gl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh u) / 2 is the logistic function of 2 u
+        x = x / (1.0 + gl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
         gl.static_assert(ACTIVATION == "")
     return x
 
 
 @gluon.jit
-def _places(n0, m0, M, N, ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+def _gated(z, FUNCTION: gl.constexpr):
+    """f(a) · b of sums [rows, columns], of which each 16 rows are 8 of a and 8 of b, that the same
+    threads hold: [rows / 2, columns]."""
+    rows: gl.constexpr = z.shape[0]
+    columns: gl.constexpr = z.shape[1]
+    a, b = gl.split(gl.permute(gl.reshape(z, [rows // 16, 2, 8, columns]), [0, 2, 3, 1]))
+    return gl.reshape(activated(a, FUNCTION) * b, [rows // 2, columns])
+
+
+@gluon.jit
+def _places(n0, m0, last, N, ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
     """Where z[m0 + m, n0 + n] lies, for all [n, m] of a block, and which of them exist."""
     n = n0 + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     m = m0 + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    inside = gl.expand_dims(n < N, 1) & gl.expand_dims(m < M, 0)
+    inside = gl.expand_dims(n < N, 1) & gl.expand_dims(m < last, 0)
     return gl.expand_dims(m.to(gl.int64) * N, 0) + gl.expand_dims(n, 1), inside

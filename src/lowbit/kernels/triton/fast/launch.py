@@ -229,12 +229,12 @@ class TileConfig(Config, rows=64, columns=16, num_warps=4, splits=1):
         return -(-N // self.rows) * -(-M // self.columns)
 
 
-def parts_of(z: Tensor, tiles: int, splits: int) -> dict[str, Any]:
-    """Memory for what each of the programs along K adds to z, and counters of those that have come
-    to the end: arguments of `fragments.finish`."""
+def parts_of(z: Tensor, N: int, tiles: int, splits: int) -> dict[str, Any]:
+    """Memory for the sums [rows of z, N] of each of the programs along K, and counters of those
+    that have come to the end: arguments of `fragments.finish`."""
     if splits == 1:
         return {"part_ptr": None, "met_ptr": None, "SPLITS": 1}
-    part = torch.empty(splits, *z.shape, dtype=torch.float32, device=z.device)
+    part = torch.empty(splits, len(z), N, dtype=torch.float32, device=z.device)
     return {"part_ptr": part, "met_ptr": counters(z.device, tiles), "SPLITS": splits}
 
 

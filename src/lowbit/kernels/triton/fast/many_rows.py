@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lowbit.kernels.triton.fast.fragments import (
     barrier,
+    block_of_rows,
     finish,
     load_weight,
     part_of,
@@ -106,30 +107,35 @@ def _load_x(step, end, stage, x_desc, row, xs, bars):
     load_by_tma(x_desc, [row, step * 128 + 64], bar, xs.index(stage * 2 + 1), pred=there)
 
 
-@gluon.jit(do_not_specialize=["M"])
+@gluon.jit(do_not_specialize=["M", "blocks"])
 def many_rows_kernel(
-    x_desc, tiles_ptr, words_ptr, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr, M, N, K, padded,
+    x_desc, tiles_ptr, words_ptr, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr, ends_ptr,
+    M, N, K, padded, experts, blocks,
     PLANES: gl.constexpr, GROUP: gl.constexpr, REAL: gl.constexpr, HALF: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    EXPERTS: gl.constexpr,
 ):  # fmt: skip
     """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and BLOCK_M m. x_desc: blocks [BLOCK_M, 64];
-    GROUP: the k that share a word; padded: N rounded up, as tiles have it."""
+    blocks: how many of m there are; the rest as of `few_rows_kernel`."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_M, 16]
     )
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     # The weight is a step farther ahead than x, since the next 64 k are converted beforehand.
     SLOTS: gl.constexpr = STAGES + 1
-    tiles_m, tiles_n = (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N
-    tile, split, tile_n, tile_m = tile_of(gl.program_id(0), tiles_m, tiles_n, SPLITS)
+    tile, split, tile_n, block = tile_of(
+        gl.program_id(0), blocks, (N + BLOCK_N - 1) // BLOCK_N, SPLITS)  # fmt: skip
+    row, last, below = block_of_rows(block, M, N, ends_ptr, experts, BLOCK_M, EXPERTS)
+    if EXPERTS > 0:  # noqa: SIM102  # the compiler takes the first, the GPU the second
+        if row >= last:
+            return
     begin, end = part_of(split, K, SPLITS)
     ws, ss, of_tile, of_words, inside = weight_in_slots(
-        tiles_ptr, words_ptr, tile_n, K, padded, BLOCK_N, SLOTS, PLANES, GROUP
-    )
+        tiles_ptr, words_ptr, below + tile_n * BLOCK_N, K, padded, BLOCK_N, SLOTS, PLANES,
+        GROUP)  # fmt: skip
     xs = gl.allocate_shared_memory(x_desc.dtype, [STAGES * 2, BLOCK_M, 64], x_desc.layout)
     bars = barriers(STAGES)
-    row = tile_m * BLOCK_M
     for ahead in gl.static_range(STAGES):
         if ahead < STAGES - 1:
             _load_x(begin + ahead, end, ahead, x_desc, row, xs, bars)
@@ -139,8 +145,7 @@ def many_rows_kernel(
     async_copy.wait_group(STAGES - 1)
     barrier()
     a = weights(ws.index(0), ss.index(0), 0, A, PLANES, GROUP, True, REAL, HALF)
-    b = a
-    stage, phase, slot = 0, 0, 0
+    b, stage, phase, slot = a, 0, 0, 0
     for step in range(begin, end):
         mbarrier.wait(bars.index(stage), phase)
         total = warpgroup_mma(a, xs.index(stage * 2).permute((1, 0)), total, is_async=True)
@@ -159,6 +164,7 @@ def many_rows_kernel(
         a = weights(ws.index(slot), ss.index(slot), 0, A, PLANES, GROUP, True, REAL, HALF)
     total, b = warpgroup_mma_wait(0, deps=(total, b))
     done_with(bars, STAGES)
-    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, gl.num_warps()], [0, 1])
-    finish(total, tile, split, tile_n * BLOCK_N, row, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr,
-           met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION, SPLITS)  # fmt: skip
+    TALL: gl.constexpr = 8 if GATED and BLOCK_N == 64 else 16
+    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [TALL, 32 // TALL], [1, gl.num_warps()], [0, 1])
+    finish(total, tile, split, tile_n * BLOCK_N, row, last, M, N, z_ptr, bias_ptr, residual_ptr,
+           part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION, SPLITS, GATED)  # fmt: skip

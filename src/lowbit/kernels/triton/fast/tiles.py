@@ -12,7 +12,9 @@ units, of their high and of their low nibbles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from math import gcd
 from typing import NamedTuple
 
@@ -80,7 +82,8 @@ def to_words(scale: Tensor, zero: Tensor | None, middle: int, K: int, group_size
 
 @dataclass(frozen=True)
 class TiledWeight:
-    """A weight [N, K] in tiles: int32 [4·ceil(N / 64), 2·ceil(K / 128), bits // 4, 32, 4].
+    """A weight [N, K] in tiles: int32 [4·ceil(N / 64), 2·ceil(K / 128), bits // 4, 32, 4]; or those
+    of several experts, one after another.
 
     words: as `to_words` makes them. scale: floats [N rounded up to 64, groups]; zero: likewise,
     relative to the middle, int8 or floats, or None where all of them are 0. group_size: the k that
@@ -100,19 +103,38 @@ class TiledWeight:
     def of(
         cls, values: Tensor, scale: Tensor, zero: Tensor | None, group_size: int, bits: int
     ) -> TiledWeight:
-        """Of values uint8 [N, K], below 2^bits; scale and zero [N, groups], zero as here."""
-        N, K = values.shape
+        """Of values uint8 [N, K], below 2^bits; scale and zero [N, groups], zero as here; or of all
+        with a dimension of experts before them."""
+        N, K = values.shape[-2:]
         below, beside = -N % TILE_ROWS, -K % TILE_DEPTH
-        scale = pad(scale, (0, 0, 0, below)).contiguous()
-        zero = None if zero is None else pad(zero, (0, 0, 0, below)).contiguous()
+
+        def filled(x: Tensor) -> Tensor:
+            return pad(x, (0, 0, 0, below)).flatten(0, -2).contiguous()
+
+        scale, zero = filled(scale), None if zero is None else filled(zero)
+        experts = values if values.dim() == 3 else values[None]
+        tiles = [to_tiles(pad(one, (0, beside, 0, below)), bits) for one in experts]
         return cls(
-            to_tiles(pad(values, (0, beside, 0, below)), bits),
+            tiles[0] if len(tiles) == 1 else torch.cat(tiles),
             to_words(scale, zero, MIDDLE[bits], K, group_size),
             scale, zero, N, K, group_size, bits,
         )  # fmt: skip
 
+    @property
+    def experts(self) -> int:
+        """How many matrices [N, K] it holds."""
+        return len(self.scale) // max(self.N + -self.N % TILE_ROWS, 1)
+
+    def expert(self, index: int) -> TiledWeight:
+        """One of the matrices, by itself."""
+        rows = len(self.scale) // self.experts
+        own = slice(index * rows, (index + 1) * rows)
+        zero = None if self.zero is None else self.zero[own]
+        tiles, words = self.tiles[own.start // 16 : own.stop // 16], self.words[:, own].contiguous()
+        return replace(self, tiles=tiles, words=words, scale=self.scale[own], zero=zero)
+
     def dequantized(self) -> Tensor:
-        """float64 [N, K], by plain PyTorch."""
+        """float64 [N, K], of one matrix, by plain PyTorch."""
         q = to_values(self.tiles)[: self.N, : self.K].double() - MIDDLE[self.bits]
         group = torch.arange(self.K, device=q.device) // self.group_size
         if self.zero is not None:
@@ -124,7 +146,8 @@ class TiledWeight:
 
 
 class Extra(NamedTuple):
-    """What follows a product: activation(product + bias) + residual."""
+    """What follows a product: activation(product + bias) + residual. activation: of `ACTIVATIONS`,
+    or of `GATES`, by which rows of weights become half as many columns."""
 
     bias: Tensor | None = None
     residual: Tensor | None = None
@@ -144,12 +167,55 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+"""Gated units and their functions."""
+
+_FUNCTIONS = ACTIVATIONS | {"gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh")}
+
+
+def interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    """The rows of a gated unit's two weights [N, ...], or of what belongs to them, by eights:
+    [2 N, ...], so that a unit's threads hold both. ValueError: N isn't a multiple of 8."""
+    if gate.shape != up.shape or len(gate) % 8:
+        raise ValueError(
+            f"interleaved: gate has the shape {list(gate.shape)} and up {list(up.shape)}; they "
+            "must be alike, with rows that are a multiple of 8"
+        )
+    return torch.stack([one.unflatten(0, (-1, 8)) for one in (gate, up)], 1).flatten(0, 2)
+
+
+def columns_of(N: int, activation: str) -> int:
+    """How many columns a product with N rows of a weight has."""
+    return N // 2 if activation in GATES else N
+
+
 def finished(z: Tensor, extra: Extra) -> Tensor:
     """What follows a product, by PyTorch."""
     if extra.bias is not None:
         z = z + extra.bias.to(z.dtype)
-    z = ACTIVATIONS[extra.activation](z)
+    if extra.activation in GATES:
+        a, b = z.unflatten(-1, (-1, 2, 8)).unbind(-2)
+        z = (_FUNCTIONS[GATES[extra.activation]](a) * b).flatten(-2)
+    else:
+        z = ACTIVATIONS[extra.activation](z)
     return z if extra.residual is None else z + extra.residual
+
+
+def by_expert(x: Tensor, ends: Tensor, N: int, weight_of: Callable[[int], Tensor]) -> Tensor:
+    """x [M, K] by the weight [N, K] of each row's expert, one expert after another.
+
+    While a CUDA graph is recorded, which cannot wait for `ends`, all rows by each weight, of which
+    those of its own are taken."""
+    z = x.new_zeros(len(x), N)
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        of = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
+        for index in range(len(ends)):
+            z = torch.where(of[:, None] == index, x @ weight_of(index).T, z)
+        return z
+    for index, (begin, end) in enumerate(pairwise([0, *ends.tolist()])):
+        if begin < end:
+            z[begin:end] = x[begin:end] @ weight_of(index).T
+    return z
 
 
 def by_torch(

@@ -7,13 +7,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from lowbit.kernels.triton.fast import few_rows, many_rows
 from lowbit.kernels.triton.fast.dequantize import dequantize
 from lowbit.kernels.triton.fast.descriptors import describable, described_in_shared
 from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing, gpu_of, launch, parts_of
-from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Extra, TiledWeight, finished, words_unit
+from lowbit.kernels.triton.fast.tiles import (
+    GATES,
+    TILE_ROWS,
+    Extra,
+    TiledWeight,
+    columns_of,
+    finished,
+    words_unit,
+)
 
 _AT_ONCE = 256 * TILE_ROWS  # rows of a weight, that are floats at one time
 _ALIGNED = 16  # elements, of which K and the stride of x are multiples for loads of 16 bytes
@@ -46,15 +55,34 @@ def _even(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, -x.shape[1] % _ALIGNED)).contiguous()
 
 
-def _arguments(x: Tensor, weight: TiledWeight, extra: Extra, z: Tensor) -> dict[str, Any]:
+class Experts(NamedTuple):
+    """Which rows of x belong to which expert: int32, where those of each end, [experts]; and, where
+    x is to be gathered, the rows of x, as many as the result has."""
+
+    ends: Tensor
+    rows: Tensor | None = None
+
+    def blocks(self, count: int, columns: int) -> int:
+        """Of so many rows, how many blocks there are at most, each of one expert."""
+        used = min(len(self.ends), count)
+        return used + (count - used) // columns
+
+
+def _arguments(
+    x: Tensor, weight: TiledWeight, extra: Extra, z: Tensor, experts: Experts | None
+) -> dict[str, Any]:
     """What both kernels take."""
+    count = 0 if experts is None else len(experts.ends)
     return {
+        "ends_ptr": None if experts is None else experts.ends,
+        "experts": count,
+        "EXPERTS": count and max(32, triton.next_power_of_2(count)),
         "tiles_ptr": weight.tiles.view(torch.int16),
         "words_ptr": weight.words,
         "z_ptr": z,
         "bias_ptr": extra.bias,
         "residual_ptr": extra.residual,
-        "M": len(x),
+        "M": len(z),
         "N": weight.N,
         "K": x.shape[1],
         "padded": weight.words.shape[1],
@@ -64,37 +92,58 @@ def _arguments(x: Tensor, weight: TiledWeight, extra: Extra, z: Tensor) -> dict[
         "HALF": x.dtype == torch.float16,
         "BIAS": extra.bias is not None,
         "RESIDUAL": extra.residual is not None,
-        "ACTIVATION": extra.activation,
+        "ACTIVATION": GATES.get(extra.activation, extra.activation),
+        "GATED": extra.activation in GATES,
     }
 
 
-def _few(x: Tensor, weight: TiledWeight, extra: Extra, config: few_rows.FewRowsConfig) -> Tensor:
+def few(
+    x: Tensor, weight: TiledWeight, extra: Extra, config: few_rows.FewRowsConfig,
+    experts: Experts | None = None, columns: int = 0,
+) -> Tensor:  # fmt: skip
+    """By `few_rows_kernel`; columns: the rows of x in a block, 0: as many as x has."""
     config.require()
     x = _even(x)
-    z = x.new_empty(len(x), weight.N)
-    tiles = -(-weight.N // config.rows)
+    rows = None if experts is None else experts.rows
+    z = x.new_empty(len(x if rows is None else rows), columns_of(weight.N, extra.activation))
+    columns = columns or max(8, 1 << (len(x) - 1).bit_length())
+    tiles, blocks = -(-weight.N // config.rows), 1
+    if experts is not None:
+        blocks = experts.blocks(len(z), columns)
     arguments = {
-        **_arguments(x, weight, extra, z),
-        **parts_of(z, tiles, config.splits),
+        **_arguments(x, weight, extra, z, experts),
+        **parts_of(z, weight.N, blocks * tiles, config.splits),
         "x_ptr": x,
         "x_stride": x.stride(0),
+        "rows_ptr": rows,
+        "GATHERED": rows is not None,
         "BLOCK_N": config.rows,
-        "BLOCK_M": max(8, 1 << (len(x) - 1).bit_length()),
+        "BLOCK_M": columns,
         "STAGES": config.num_stages,
     }
-    kernel = few_rows.few_rows_kernel
-    launch(kernel, (tiles, config.splits), arguments, num_warps=config.num_warps)
+    grid, kernel = (blocks, tiles, config.splits), few_rows.few_rows_kernel
+    launch(kernel, grid, arguments, num_warps=config.num_warps)
     return z
 
 
-def _many(x: Tensor, weight: TiledWeight, extra: Extra, config: many_rows.ManyRowsConfig) -> Tensor:
+def many(
+    x: Tensor, weight: TiledWeight, extra: Extra, config: many_rows.ManyRowsConfig,
+    experts: Experts | None = None,
+) -> Tensor:  # fmt: skip
+    """By `many_rows_kernel`."""
     config.require(weight.bits, words_unit(weight.group_size))
+    if experts is not None and experts.rows is not None:
+        x = x.index_select(0, experts.rows)
     x = _even(x)
-    z = x.new_empty(len(x), weight.N)
-    tiles = config.tiles(len(x), weight.N)
+    z = x.new_empty(len(x), columns_of(weight.N, extra.activation))
+    blocks = -(-len(x) // config.columns)
+    if experts is not None:
+        blocks = experts.blocks(len(x), config.columns)
+    tiles = -(-weight.N // config.rows) * blocks
     arguments = {
-        **_arguments(x, weight, extra, z),
-        **parts_of(z, tiles, config.splits),
+        **_arguments(x, weight, extra, z, experts),
+        **parts_of(z, weight.N, tiles, config.splits),
+        "blocks": blocks,
         "x_desc": described_in_shared(x, [config.columns, 64]),
         "BLOCK_N": config.rows,
         "BLOCK_M": config.columns,
@@ -123,13 +172,13 @@ KERNELS = {
     "few_rows_kernel": Kernel(
         _few_refusal,
         few_rows.few_rows_config,
-        _few,
+        few,
         f"takes up to {few_rows.MOST_ROWS} rows as fast as memory gives the weight",
     ),
     "many_rows_kernel": Kernel(
         _many_refusal,
         many_rows.many_rows_config,
-        _many,
+        many,
         "wgmma takes the weight from registers, while the next 64 k become floats",
     ),
     "dequantize_kernel and cuBLAS": Kernel(
@@ -171,15 +220,17 @@ def weight_only_matmul(
     residual: Tensor | None,
     activation: str,
 ) -> Tensor:
-    """x [..., K], floats of any strides, by a weight whose fields follow: [..., N]."""
+    """x [..., K], floats of any strides, by a weight whose fields follow: [..., N] or, with a
+    gate, [..., N / 2]."""
     weight = TiledWeight(tiles, words, scale, zero, N, K, group_size, bits)
     flat = x.reshape(-1, K)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
-    rows = None if residual is None else residual.reshape(-1, N).contiguous()
+    columns = columns_of(N, activation)
+    rows = None if residual is None else residual.reshape(-1, columns).contiguous()
     extra = Extra(None if bias is None else bias.contiguous(), rows, activation)
     if not x.numel() or not N:
         z = finished(flat.new_zeros(len(flat), N), extra)
     else:
         choice = weight_only_choice(gpu_of(x.device), len(flat), N, K, bits, x.itemsize, group_size)
         z = KERNELS[choice.kernel].run(flat, weight, extra, choice.config)
-    return z.view(*x.shape[:-1], N)
+    return z.view(*x.shape[:-1], columns)
