@@ -15,7 +15,7 @@ import numpy as np  # noqa: E402
 import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast import scaled  # noqa: E402
-from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
+from lowbit.kernels.triton.fast.launch import Gpu, forget_choices  # noqa: E402
 from lowbit.kernels.triton.fast.quantize_rows import quantize_rows_kernel  # noqa: E402
 from lowbit.kernels.triton.fast.scaled import ScaledConfig, scaled_choice  # noqa: E402
 from lowbit.kernels.triton.fast.tiles import Extra  # noqa: E402
@@ -128,6 +128,32 @@ def test_errors_say_what_to_give() -> None:
         scaled_matmul(x, w, x_scale, w_scale, activation="tanh")
     with pytest.raises(TypeError, match="int8 or"):
         quantize_rows(torch.zeros(2, 2), torch.int16)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blocks", "itemsize", "cuda", "refusal"),
+    [
+        ((256, 4096, 4096), False, 2, "12.0", ""),
+        ((255, 4096, 4096), False, 2, "13.0", "x has 255 rows"),
+        ((256, 4096, 4104), False, 2, "13.0", "no multiple of 16"),
+        ((256, 4096, 4096), False, 4, "13.0", "to 16 bits"),
+        ((36, 4096, 4096), True, 2, "13.0", ""),
+        ((36, 4096, 4096), True, 2, "12.8", "CUDA 12.9"),
+        ((36, 4096, 4096), True, 2, None, "CUDA 12.9"),
+        ((37, 4096, 4096), True, 2, "13.0", "not aligned"),
+        ((36, 4096, 4112), True, 2, "13.0", "no multiple of 128"),
+    ],
+)
+def test_when_cublas_multiplies_float8(
+    sizes: tuple[int, int, int], blocks: bool, itemsize: int, cuda: str | None, refusal: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    forget_choices()
+    choice = scaled_choice(H200, *sizes, "float8_e4m3fn", blocks, itemsize)
+    assert (choice.kernel == "cuBLAS") is (not refusal)
+    assert refusal in "".join(why for _, why in choice.refused)
+    forget_choices()
 
 
 def test_what_is_chosen() -> None:

@@ -13,7 +13,7 @@ section 3.3) are applied to the sums of each 128 k in float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,12 +32,14 @@ from lowbit.kernels.triton.fast.launch import (
     Choice,
     Gpu,
     TileConfig,
+    cheapest,
     choosing,
     gpu_of,
     launch,
     parts_of,
 )
 from lowbit.kernels.triton.fast.many_rows import barriers, done_with, load_by_tma
+from lowbit.kernels.triton.fast.tables import measured
 from lowbit.kernels.triton.fast.tiles import Extra, by_torch, finished
 
 
@@ -54,30 +56,37 @@ class ScaledConfig(TileConfig):
         return stages + self.rows * self.columns * itemsize // 2
 
 
+_SHAPES = [
+    (128, 256, 8, 4), (256, 128, 8, 4), (128, 128, 4, 4), (64, 256, 4, 4), (64, 128, 4, 4),
+    (128, 64, 4, 6), (64, 64, 4, 6),
+]  # fmt: skip
+"""Rows, columns, warps and stages."""
+
+
 def scaled_config(
     gpu: Gpu, M: int, N: int, K: int, blocks: bool, itemsize: int = 2
 ) -> ScaledConfig:
-    """The largest tiles that leave most multiprocessors one, and K cut where there are too few."""
-
-    def tiles(rows: int, columns: int) -> int:
-        return -(-N // rows) * -(-M // columns)
-
-    most = 0.8 * gpu.multiprocessors
-    if M > 128 and not blocks and tiles(128, 256) >= most:
-        return ScaledConfig(128, 256, 1, 8, 4 if itemsize == 2 else 3)
-    if M > 64 and tiles(128, 128) >= most:
-        return ScaledConfig(128, 128, 1, 8 if blocks else 4, 4 if blocks else 3)
-    columns = max(16, min(128 if M > 64 else 64, 1 << (M - 1).bit_length()))
-    rows = 128 if tiles(128, columns) >= most else 64
-    splits, steps = 1, -(-K // 128)
+    """The cheapest tiles, of which none is half empty. For few rows of x, and for blocks, whose
+    sums take twice the registers: small ones, and K cut where there are too few."""
+    if M > 32 and not blocks:
+        several = [
+            ScaledConfig(rows, columns, 1, warps, stages).fitting(itemsize)
+            for rows, columns, warps, stages in _SHAPES
+            if columns == 64 or columns < 2 * M
+        ]
+        return cheapest(several, gpu, M, N, K, even=True)
+    columns = max(16, min(64, 1 << (M - 1).bit_length()))
+    tall = blocks or -(-N // 128) * -(-M // columns) >= 0.8 * gpu.multiprocessors
+    found = ScaledConfig(128 if tall else 64, columns, 1, 4, 4 if blocks else 6)
+    splits, steps, least = 1, -(-K // 128), 16 if blocks else 8
     programs = gpu.multiprocessors * (2 if columns == 16 else 1)
     while (
         steps % (2 * splits) == 0
-        and steps >= 8 * splits
-        and (2 * splits * tiles(rows, columns) <= programs)
+        and steps >= least * splits
+        and 2 * splits * found.tiles(M, N) <= programs
     ):
         splits *= 2
-    return ScaledConfig(rows, columns, splits, 4, 4 if columns > 64 else 6)
+    return replace(found, splits=splits)
 
 
 @gluon.jit
@@ -171,6 +180,20 @@ def scaled_kernel(
     done_with(bars, STAGES)
 
 
+def _cublas_refusal(M: int, N: int, K: int, kind: str, blocks: bool, itemsize: int) -> str | None:
+    """Why cuBLAS, measured on an H200, does not multiply float8 here."""
+    least, step = (33, 128) if blocks else (256, 16)
+    if kind == "int8" or itemsize != 2:
+        return "it multiplies float8 to 16 bits"
+    if least > M:
+        return f"x has {M} rows, and it is the faster from {least} on"
+    if N % step or K % step or (blocks and M % 4):
+        return f"N or K is no multiple of {step}, or 4 scales of x are not aligned"
+    if blocks and (torch.__version__ < (2, 9) or (torch.version.cuda or "0") < "12.9"):
+        return "scales of blocks need PyTorch 2.9 and CUDA 12.9"
+    return None
+
+
 @choosing("scaled_matmul")
 def scaled_choice(
     gpu: Gpu, M: int, N: int, K: int, kind: str = "int8", blocks: bool = False, itemsize: int = 2
@@ -180,12 +203,15 @@ def scaled_choice(
     if gpu.capability != 90:
         refused = (("scaled_kernel", f"{gpu} has no wgmma"),)
         return Choice("PyTorch in float32", None, "serves every product", refused)
-    like_cublas = kind != "int8" and not blocks and itemsize == 2
-    if like_cublas and M >= 512 and N % 16 == K % 16 == 0:
-        why = "cuBLAS is at the limit of the hardware there (torch._scaled_mm)"
+    refusal = _cublas_refusal(M, N, K, kind, blocks, itemsize)
+    if refusal is None:
+        why = "is at the limit of the hardware there (torch._scaled_mm)"
         return Choice("cuBLAS", None, why)
-    config = scaled_config(gpu, M, N, K, blocks, itemsize)
-    return Choice("scaled_kernel", config, "wgmma takes both operands from shared memory")
+    rule, name = scaled_config(gpu, M, N, K, blocks, itemsize), "scaled_kernel"
+    what = f"{kind}{' in blocks' * blocks} to {8 * itemsize} bits"
+    config, source = measured(gpu, name, what, (M, N, K), rule, (itemsize,))
+    why, refused = "wgmma takes both operands from shared memory", (("cuBLAS", refusal),)
+    return Choice(name, config, why, refused, source)
 
 
 def scaled_matmul(
@@ -208,9 +234,11 @@ def scaled_matmul(
         return finished(torch.zeros(M, N, dtype=dtype, device=x.device), extra)
     if choice.kernel == "cuBLAS":
         scales = x_scale[:, None], w_scale[None, :]
-        x = x.contiguous()
+        if blocks:
+            scales = x_scale.T.contiguous().T, w_scale.contiguous().T
+        x, w = x.contiguous(), w.contiguous()
         multiply: Any = torch.ops.aten._scaled_mm.default
-        z = multiply(x, w.T, *scales, out_dtype=dtype, use_fast_accum=True)
+        z = multiply(x, w.T, *scales, out_dtype=dtype, use_fast_accum=not blocks)
         return finished(z, extra)
     if choice.kernel == "PyTorch in float32":
         return by_torch(x, w, x_scale, w_scale, x_zero, extra, torch.float32).to(dtype)
