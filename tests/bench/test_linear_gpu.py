@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from lowbit.bench.linear.suite import LinearOnGpu, of_limit, ratios_page  # noqa
 from lowbit.bench.peers import linear_gpu  # noqa: E402
 from lowbit.bench.suites.linear import Linear  # noqa: E402
 from lowbit.cli import app  # noqa: E402
+from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 
 SHAPES = ("1x256:256x384", "40x256:256x384")
 
@@ -208,8 +210,49 @@ def test_options_ask_for_a_suite() -> None:
         Linear(device="cuda", group_size=32).resolved()
 
 
+def explained(*words: str) -> str:
+    result = CliRunner().invoke(app, ["explain", "linear", *words])
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def test_an_explanation_of_a_gpu_that_is_not_here() -> None:
+    text = explained("64x4096:4096x14336", "--device", "nvidia h200")
+    assert text.startswith("linear w4a16 64x4096:4096x14336 on NVIDIA H200 kernel many_rows_kernel")
+    assert "rejected few_rows_kernel: x has 64 rows, and it takes 32" in text
+    assert "chosen 1.12 times as fast as the rule when measured, by lowbit's table" in text
+    assert "programs 224, 1.70 for each multiprocessor" in text
+    assert "33,554,432 bytes at the measured 4287 GB/s of memory" in text
+    assert text.endswith("limited by compute")
+    whole = ["1024x4096:4096x1024", "--format", "fp8", "--device", "NVIDIA H200"]
+    assert "kernel cuBLAS: is at the limit of the hardware there" in explained(*whole)
+    assert "at the measured 1546047 GOP/s (float8)" in explained(*whole)
+    found = json.loads(explained(*whole, "--json", "-"))
+    assert found["reached"] is None
+    assert found["prediction"]["seconds"] == found["prediction"]["compute_seconds"]
+    assert found["choice"]["kernel"] == "cuBLAS"
+
+
+def test_an_explanation_of_a_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowbit.lab import explain_gpu
+
+    monkeypatch.setattr(explain_gpu, "Graphs", Fake)
+    monkeypatch.setattr(explain_gpu, "gpu_of", lambda device: Gpu(90, 132, "Some GPU"))
+    monkeypatch.setattr(explain_gpu.torch, "device", lambda device: "cpu")
+    found = explain_gpu.explain_linear("40x256:256x384", "int8", "cuda")
+    assert found.measured is not None
+    assert found.ceiling.gops == 2e3
+    assert found.reached is None  # faster than the limits that the clock told
+    assert found.programs == 6
+    with pytest.raises(ValueError, match="give cuda, or a GPU of a table: NVIDIA H200"):
+        explain_gpu.explain_linear("40x256:256x384", "int8", "A100")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what it does without a GPU")
-@pytest.mark.parametrize("words", ["bench linear --device cuda", "tune gpu"])
+@pytest.mark.parametrize(
+    "words",
+    ["bench linear --device cuda", "tune gpu", "explain linear 1x128:128x128 --device cuda"],
+)
 def test_without_a_gpu_one_line_and_exit_code_2(words: str) -> None:
     result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 2

@@ -122,24 +122,20 @@ class GpuTask(Problem):
     @property
     def way(self) -> str:
         """The dtype of which the peak is a limit."""
-        return str((self.x if self.q is None else self.q).dtype)[6:].partition("_")[0]
+        return FORMATS[self.case.dtypes].way
 
     @cached_property
     def operations(self) -> int:
-        return 2 * math.prod(self.size)
+        return operations(self.case)
 
     @cached_property
     def weight_bytes(self) -> int:
         """Of lowbit's packed weight."""
-        bits = 4 if self.values.dtype is torch.uint8 else 8
-        words = 32 * -(-self.size[2] // GROUP) if bits == 4 else 32
-        return (bits * self.values.numel() + words * self.size[1]) // 8
+        return weight_bytes(self.case)
 
     @cached_property
     def bytes(self) -> int:
-        M, N, _ = self.size
-        x = self.x if self.q is None else self.q
-        return self.weight_bytes + x.nbytes + 2 * M * N
+        return least_bytes(self.case)
 
     @cached_property
     def _budget(self) -> Tensor:
@@ -208,10 +204,13 @@ def copied(weight: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Format(NamedTuple):
-    """A kind of layer: what it is, and what serves sizes (gpu, M, N, K)."""
+    """A kind of layer: what it is, the bits of its weight, what serves sizes (gpu, M, N, K), and
+    the dtype that is multiplied."""
 
     text: str
+    bits: int
     choice: Callable[[Gpu, int, int, int], Choice[Any]]
+    way: str = "bfloat16"
 
 
 def _float8(blocks: bool) -> Callable[[Gpu, int, int, int], Choice[Any]]:
@@ -220,20 +219,41 @@ def _float8(blocks: bool) -> Callable[[Gpu, int, int, int], Choice[Any]]:
 
 FORMATS = {
     "w4a16": Format(
-        f"weights of 4 bits in groups of {GROUP}, activations bfloat16",
+        f"weights of 4 bits in groups of {GROUP}, activations bfloat16", 4,
         lambda gpu, M, N, K: weight_only_choice(gpu, M, N, K, 4, 2, GROUP),
     ),
     "w8a16": Format(
-        "weights of 8 bits, a scale a row, activations bfloat16",
+        "weights of 8 bits, a scale a row, activations bfloat16", 8,
         lambda gpu, M, N, K: weight_only_choice(gpu, M, N, K, 8, 2, K + -K % GROUP),
     ),
-    "int8": Format("weights and activations int8, scales of rows", scaled_choice),
-    "fp8": Format("weights and activations float8 (e4m3), scales of rows", _float8(False)),
-    "fp8 blocks": Format(
-        f"float8, scales of {GROUP} x {GROUP} of the weight and of {GROUP} k of activations",
-        _float8(True),
+    "int8": Format("weights and activations int8, scales of rows", 8, scaled_choice, "int8"),
+    "fp8": Format(
+        "weights and activations float8 (e4m3), scales of rows", 8, _float8(False), "float8"
     ),
-}
+    "fp8 blocks": Format(
+        f"float8, scales of {GROUP} x {GROUP} of the weight and of {GROUP} k of activations", 8,
+        _float8(True), "float8",
+    ),
+}  # fmt: skip
+
+
+def operations(case: Case) -> int:
+    """Additions and multiplications."""
+    return 2 * math.prod(case.sizes[name] for name in "MNK")
+
+
+def weight_bytes(case: Case) -> int:
+    """Of lowbit's packed weight: its values, and four bytes for each scale."""
+    N, K, bits = case.sizes["N"], case.sizes["K"], FORMATS[case.dtypes].bits
+    scales = N * K // GROUP if bits == 4 else N * K // GROUP**2 if "blocks" in case.dtypes else N
+    return bits * N * K // 8 + 4 * scales
+
+
+def least_bytes(case: Case) -> int:
+    """That must be moved: the weight, the activations, the result in 16 bits."""
+    M, N, K = (case.sizes[name] for name in "MNK")
+    each = 2 if FORMATS[case.dtypes].way == "bfloat16" else 1
+    return weight_bytes(case) + each * M * K + 2 * M * N
 
 
 WEIGHTS = ((4096, 4096), (6144, 4096), (14336, 4096), (4096, 14336), (28672, 8192), (8192, 28672))

@@ -209,7 +209,8 @@ def tune(
     path = tables.path_of(gpu)
     with tables.locked(path), torch.inference_mode():
         about, entries = tables.read(path)
-        about |= {"gpu": gpu.name, "versions": versions()}
+        about |= {"gpu": gpu.name, "capability": gpu.capability}
+        about |= {"multiprocessors": gpu.multiprocessors, "versions": versions()}
         todo = [one for one in wanted(cases, gpu) if again or one.key not in entries]
         failed = _checked((job for one in todo for job in one.jobs(device)), on_progress)
         for one in todo:

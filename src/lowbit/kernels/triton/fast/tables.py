@@ -26,7 +26,7 @@ from lowbit.kernels.triton.fast.launch import Config, Gpu, forget_choices
 
 MOST_ROWS = 4096
 """Of x, that a table knows."""
-_OWN = Path(__file__).parent / "tables"
+OWN = Path(__file__).parent / "tables"
 _LOG = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Config)
@@ -50,7 +50,7 @@ as fast as the rule it was."""
 def path_of(gpu: Gpu, own: bool = False) -> Path:
     """The file for a kind of GPU; own: of lowbit's, not of the user's."""
     name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
-    return (_OWN if own else folder() / "gpu") / f"{name}.json"
+    return (OWN if own else folder() / "gpu") / f"{name}.json"
 
 
 def read(path: Path) -> tuple[dict[str, Any], Entries]:
@@ -144,17 +144,17 @@ def measured(
     entry, path = _known(gpu, places).get(key, (None, None))
     if entry is None:
         return rule, "by the rule; no table has these sizes"
+    where = "lowbit's table" if path == places[0] else str(path)
     if entry["config"] is None:
-        return rule, f"by the rule, the fastest in {path}"
+        return rule, f"by the rule, the fastest in {where}"
     try:
         found = replace(rule, **entry["config"])
         refusal = found.refusal(*facts)
     except TypeError as error:
         found, refusal = rule, str(error)
     columns = getattr(found, "columns", rows)
-    if refusal or -(-M // columns) != -(-rows // columns):
-        return (
-            rule,
-            f"by the rule; {refusal or f'what {path} has for {rows} rows cuts x otherwise'}",
-        )
-    return found, f"{entry['gain']:.2f} times as fast as the rule when it was measured ({path})"
+    if -(-M // columns) != -(-rows // columns):
+        refusal = refusal or f"what {where} has for {rows} rows cuts x otherwise"
+    if refusal:
+        return rule, f"by the rule; {refusal}"
+    return found, f"{entry['gain']:.2f} times as fast as the rule when measured, by {where}"
