@@ -137,11 +137,11 @@ def test_errors_say_what_to_give() -> None:
         ((255, 4096, 4096), False, 2, "13.0", "x has 255 rows"),
         ((256, 4096, 4104), False, 2, "13.0", "no multiple of 16"),
         ((256, 4096, 4096), False, 4, "13.0", "to 16 bits"),
-        ((36, 4096, 4096), True, 2, "13.0", ""),
-        ((36, 4096, 4096), True, 2, "12.8", "CUDA 12.9"),
-        ((36, 4096, 4096), True, 2, None, "CUDA 12.9"),
-        ((37, 4096, 4096), True, 2, "13.0", "not aligned"),
-        ((36, 4096, 4112), True, 2, "13.0", "no multiple of 128"),
+        ((48, 4096, 4096), True, 2, "13.0", ""),
+        ((48, 4096, 4096), True, 2, "12.8", "CUDA 12.9"),
+        ((48, 4096, 4096), True, 2, None, "CUDA 12.9"),
+        ((36, 4096, 4096), True, 2, "13.0", "M of 16"),
+        ((48, 4096, 4112), True, 2, "13.0", "no multiple of 128"),
     ],
 )
 def test_when_cublas_multiplies_float8(
@@ -249,7 +249,10 @@ def test_rows_ahead_of_time(symmetric: bool, sm: int) -> None:
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize("shape", [(1, 64, 128), (6, 70, 300), (300, 1000, 2048)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 64, 128), (6, 70, 300), (300, 1000, 2048), (48, 256, 512), (272, 384, 1024)],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize(("dtype", "blocks", "zero"), FORMS)
 def test_on_a_gpu(shape: tuple[int, int, int], dtype: Any, blocks: bool, zero: bool) -> None:
     factors = _factors(*shape, dtype, blocks, zero)

@@ -187,8 +187,8 @@ def _cublas_refusal(M: int, N: int, K: int, kind: str, blocks: bool, itemsize: i
         return "it multiplies float8 to 16 bits"
     if least > M:
         return f"x has {M} rows, and it is the faster from {least} on"
-    if N % step or K % step or (blocks and M % 4):
-        return f"N or K is no multiple of {step}, or 4 scales of x are not aligned"
+    if N % step or K % step or (blocks and M % 16):
+        return f"N or K is no multiple of {step}" + ", or M of 16" * blocks
     if blocks and (torch.__version__ < (2, 9) or (torch.version.cuda or "0") < "12.9"):
         return "scales of blocks need PyTorch 2.9 and CUDA 12.9"
     return None
@@ -233,7 +233,7 @@ def scaled_matmul(
     if not (M and N and K):
         return finished(torch.zeros(M, N, dtype=dtype, device=x.device), extra)
     if choice.kernel == "cuBLAS":
-        scales = x_scale[:, None], w_scale[None, :]
+        scales = x_scale.contiguous()[:, None], w_scale.contiguous()[None, :]
         if blocks:
             scales = x_scale.T.contiguous().T, w_scale.contiguous().T
         x, w = x.contiguous(), w.contiguous()
