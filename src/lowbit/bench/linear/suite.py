@@ -11,7 +11,7 @@ import torch
 from rich.console import RenderableType
 
 from lowbit.bench.core import table
-from lowbit.bench.core.case import Case, Implementation, implementations_of
+from lowbit.bench.core.case import PEER, Case, Implementation, implementations_of
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cuda import Graphs
 from lowbit.bench.core.peak import share
@@ -92,7 +92,7 @@ class LinearOnGpu(Suite):
                         by_time=False)
             for each in groups(record.rows, "dtypes")
         ]  # fmt: skip
-        return table.page(record, "", *shown, ratios_page(record))
+        return table.page(record, "", *shown, "\n".join(ratios_page(record)))
 
 
 def of_limit(record: Record, row: Row) -> float | None:
@@ -119,21 +119,26 @@ def against_cublas(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             }
 
 
-def ratios_page(record: Record) -> str:
-    """For a page, in Markdown: how many times as fast as cuBLAS in bfloat16 lowbit is with cold
-    weights, a table for each format, a line for each weight and a column for each number of rows
-    of x."""
-    text = ""
-    mine = [row for row in record.rows if row.implementation == CuBlas.name]
-    mine = [row for row in mine if row.weights == "cold"]
-    for each in groups(mine, "dtypes"):
-        rows = sorted({row.sizes["M"] for row in each})
+def ratios_page(record: Record) -> Iterator[str]:
+    """For a page, in Markdown: by format, how many times as fast as cuBLAS in bfloat16 lowbit is
+    with cold weights, a line for each weight and a column for each number of rows of x; then of all
+    libraries the geometric mean over the weights, and the least."""
+    cold = [row for row in record.rows if row.weights == "cold" and row.kind == PEER]
+    for each in groups(cold, "dtypes"):
+        format, rows = each[0].dtypes, sorted({row.sizes["M"] for row in each})
+        right = [(str(M), True) for M in rows]
         found = {(row.sizes["N"], row.sizes["K"], row.sizes["M"]): row.ratios["lowbit"].median
-                 for row in each}  # fmt: skip
+                 for row in each if row.implementation == CuBlas.name}  # fmt: skip
         lines = [
             [f"{N}×{K}", *(f"{found[N, K, M]:.2f}" if (N, K, M) in found else "" for M in rows)]
             for N, K in dict.fromkeys(key[:2] for key in found)
         ]
-        heads = [(f"{each[0].dtypes}, N×K \\ M", False), *((str(M), True) for M in rows)]
-        text += "\n" * bool(text) + table.markdown(heads, lines)
-    return text
+        yield table.markdown([(f"{format}, N×K \\ M", False), *right], lines)
+        means = {
+            (one["implementation"], one["M"]): f"{one['geometric_mean']:.2f} ({one['worst']:.2f})"
+            for one in record.summary
+            if (one["dtypes"], one["weights"]) == (format, "cold")
+        }
+        names = dict.fromkeys(row.implementation for row in each)
+        lines = [[name, *(means.get((name, M), "") for M in rows)] for name in names]
+        yield table.markdown([(f"{format}, against \\ M", False), *right], lines)
