@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402
 
 import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
-from lowbit.kernels.triton.fast import scaled  # noqa: E402
+from lowbit.kernels.triton.fast import scaled, tables  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu, forget_choices  # noqa: E402
 from lowbit.kernels.triton.fast.quantize_rows import quantize_rows_kernel  # noqa: E402
 from lowbit.kernels.triton.fast.scaled import ScaledConfig, scaled_choice  # noqa: E402
@@ -164,8 +164,8 @@ def test_what_is_chosen() -> None:
 
 
 def _chosen() -> list[tuple[int, bool, int, ScaledConfig]]:
-    """Every configuration that is chosen for many sizes, with one number of rows, and the bytes of
-    an element of the result."""
+    """Every configuration that is chosen for many sizes, or that a table has, with one number of
+    rows, and the bytes of an element of the result."""
     found = dict[Any, tuple[int, bool, int, ScaledConfig]]()
     for m in (1, 16, 17, 64, 100, 128, 256, 1000, 4096):
         for n in (64, 1000, 4096, 14336, 28672):
@@ -174,6 +174,11 @@ def _chosen() -> list[tuple[int, bool, int, ScaledConfig]]:
                     config = scaled.scaled_config(H200, m, n, k, blocks, itemsize)
                     kind = config, blocks, itemsize
                     found.setdefault(kind, (min(m, 300), blocks, itemsize, config))
+    for path in tables.OWN.glob("*.json"):
+        for key, entry in tables.read(path)[1].items():
+            if key.kernel == "scaled_kernel":
+                config, blocks = ScaledConfig(**entry["config"]), "blocks" in key.kind
+                found.setdefault((config, blocks, 2), (min(key.M, 300), blocks, 2, config))
     return list(found.values())
 
 

@@ -232,7 +232,7 @@ def scaled_matmul(
     choice = scaled_choice(gpu_of(x.device), M, N, K, str(w.dtype)[6:], blocks, dtype.itemsize)
     if not (M and N and K):
         return finished(torch.zeros(M, N, dtype=dtype, device=x.device), extra)
-    if choice.kernel == "cuBLAS":
+    if choice.kernel == "cuBLAS" and dtype is torch.bfloat16:  # the only one that it gives
         scales = x_scale.contiguous()[:, None], w_scale.contiguous()[None, :]
         if blocks:
             scales = x_scale.T.contiguous().T, w_scale.contiguous().T
@@ -243,7 +243,8 @@ def scaled_matmul(
     if choice.kernel == "PyTorch in float32":
         return by_torch(x, w, x_scale, w_scale, x_zero, extra, torch.float32).to(dtype)
     scales = x_scale, w_scale, x_zero, w_sum
-    return _launched(aligned(x), aligned(w), scales, extra, dtype, choice.config)
+    config = choice.config or scaled_config(gpu_of(x.device), M, N, K, blocks, dtype.itemsize)
+    return _launched(aligned(x), aligned(w), scales, extra, dtype, config)
 
 
 def _launched(
