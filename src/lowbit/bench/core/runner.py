@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowbit import isa
-from lowbit.bench.core import peak
 from lowbit.bench.core.case import LIMIT, OURS, PEER, Call, Case, Implementation, Problem, Ready
 from lowbit.bench.core.clock import Limits, Samples, paired_ratio, quantiles
 from lowbit.bench.core.context import Clock
@@ -102,7 +101,8 @@ class _Run:
             self.progress(f"measuring the peak, {thread_text(threads)}", _TRIAL_SHARE)
             with self.clock.using(threads):
                 reads, dtype = suite.reads, suite.ceiling
-                self.ceilings[threads] = peak.measure(used, threads, reads=reads, dtype=dtype)
+                found = self.clock.ceiling(used, threads, reads=reads, dtype=dtype)
+                self.ceilings[threads] = found
         each = len(plan.threads) * (2 if self._colds else 1)
         self.parts = each * len(cases)
         for index, case in enumerate(cases):
@@ -273,15 +273,17 @@ class _Run:
         """With weights from memory: each call reads another copy of them."""
         taking_part = {one: r for one, r in warm.ready.items() if not self.loops.get(one.name)}
         cell = replace(warm, weights="cold", ready=taking_part)
-        reason = self._cold_is_pointless(cell)
-        total = sum(cell.nbytes(one) for one in taking_part)
-        count = _copies(total, self.suite.least_cold_bytes)
-        reason = reason or _too_much(count, total)
-        if reason is not None:
-            return self._leave_out(cell.case, COLD, reason)
+        sizes = [cell.nbytes(one) for one in taking_part]
+        counts = self.clock.copies(sizes)
+        if counts is None:
+            count = _copies(sum(sizes), self.suite.least_cold_bytes)
+            reason = self._cold_is_pointless(cell) or _too_much(count, sum(sizes))
+            if reason is not None:
+                return self._leave_out(cell.case, COLD, reason)
+            counts = [count] * len(sizes)
         self._report(cell.case, "copying weights")
         calls: dict[str, list[Call]] = {}
-        for one, each in taking_part.items():
+        for (one, each), count in zip(taking_part.items(), counts, strict=True):
             again = each.again or partial(_prepared, one, cell)
             calls[one.name] = [each.call, *(again() for _ in range(count - 1))]
             for call in calls[one.name]:
@@ -352,7 +354,7 @@ class _Run:
         ceiling = self.ceilings.get(cell.threads)
         if not operations or ceiling is None:
             return None
-        return ceiling.share(operations / samples.median / 1e9)
+        return ceiling.share(operations / samples.median / 1e9, cell.problem.way)
 
 
 def _limit_share(cell: _Cell, one: Implementation, samples: Mapping[str, Samples]) -> Spread | None:

@@ -74,6 +74,10 @@ class Suite:
     least_cold_bytes: ClassVar[int] = 0
     threaded: ClassVar[bool] = True
 
+    def resolved(self) -> Suite:
+        """The suite that these options ask for: this one, or another for another device."""
+        return self
+
     @property
     def limits(self) -> Limits:
         """When to stop, if nobody says."""

@@ -139,6 +139,10 @@ def header(record: Record) -> list[Text]:
 
 def limits_line(ceiling: Ceiling) -> Text:
     """What the machine can do, as measured, and what of it was not measured well."""
+    if not ceiling.threads:
+        peaks = (f"{name} {three_digits(gops / 1e3)}" for name, gops in ceiling.ways.items())
+        rates = f"{three_digits(ceiling.read_gbs['memory'] / 1e3)} TB/s read, TFLOP/s: "
+        return Text(f"limits, as measured ({ceiling.way}): {rates}{', '.join(peaks)}")
     text = f"limits with {thread_text(ceiling.threads)}: "
     text += f"{three_digits(ceiling.gops)} GOP/s of {ceiling.dtype} ({ceiling.way})"
     if ceiling.read_gbs:

@@ -185,7 +185,7 @@ def conv2d(case: OperatorCase, generator: Generator) -> Work:
     )
 
 
-# Products of matrices: batched, and with weights of 4 bits, beside cuBLAS.
+# Batched products of matrices, beside cuBLAS; `bench linear` has those with quantized weights.
 
 _BATCHED = [
     _case({"B": b, "M": m, "N": n, "K": k}, "bfloat16")
@@ -195,11 +195,6 @@ _BATCHED = [
         (8, 4096, 4096, 4096),
         (128, 512, 512, 512),
     ]
-]
-_INT4 = [
-    _case({"M": m, "N": n, "K": k}, "bfloat16", group_size=128)
-    for n, k in [(28672, 8192), (8192, 28672), (4096, 4096)]
-    for m in (1, 16, 64, 512)
 ]
 
 
@@ -214,24 +209,6 @@ def batched_matmul(case: OperatorCase, generator: Generator) -> Work:
     }
     spec = chosen(products.batched_matmul, case)
     return Work(case, calls, lambda: torch.bmm(x.float(), y.float()), (spec,), case.sizes)
-
-
-@operation("int4_matmul", _INT4, copies=False, quick=12)
-def int4_matmul(case: OperatorCase, generator: Generator) -> Work:
-    """Against the product with the dequantized weight in 16 bits."""
-    m, n, k = (case.sizes[name] for name in ("M", "N", "K"))
-    size = case.options["group_size"]
-    x, device = drawn(case, generator, m, k), generator.device
-    values = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device, generator=generator)
-    scale = torch.rand(n, k // size, device=device, generator=generator).to(x.dtype)
-    weight = ours.pack_int4(values, scale, group_size=size)
-    w = ((values.float() - 8) * scale.float().repeat_interleave(size, 1)).to(x.dtype)
-    calls = {
-        "lowbit": lambda: ours.int4_matmul(x, weight),
-        "torch (cuBLAS, 16 bits)": lambda: x @ w.T,
-    }
-    spec = chosen(products.int4_matmul, case)
-    return Work(case, calls, lambda: x.float() @ w.float().T, (spec,), case.sizes)
 
 
 # Softmax, sum, LayerNorm and RMSNorm over rows of 1k to 128k.

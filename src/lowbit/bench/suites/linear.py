@@ -21,6 +21,7 @@ from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.suites.matmul.problem import parse_shape, product
 from lowbit.numerics import QTensor, int_format
+from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 from lowbit.spec import Expected
@@ -174,8 +175,8 @@ _MOST_TRIED_ROWS = 16  # as good as more, and some take a second for each
 @suite
 @dataclass(frozen=True)
 class Linear(Suite):
-    """Time linear layers with 4-bit weights, against PyTorch's own and against float ones. Each is
-    compared with float64 on the dequantized weights first."""
+    """Time linear layers with 4-bit weights, against PyTorch's own and against float ones; on a GPU
+    with weights of 4 and 8 bits. Each is compared with float64 on the dequantized weights first."""
 
     shapes: tuple[str, ...] = option(
         SHAPES, "Shapes MxK:KxN.", argument=True, shown="six, of 4096x4096 and 4096x14336"
@@ -186,6 +187,13 @@ class Linear(Suite):
     )
     group_size: int = option(128, "How many k share a scale; 0: all.")
     zero_points: bool = option(False, "Whether groups have zero points of their own.")
+    device: str = option("cpu", "cpu, or a GPU: cuda, cuda:1.")
+    formats: str = option(
+        "", "On a GPU: w4a16, w8a16, int8, fp8 and fp8 blocks, by commas.", shown="all"
+    )
+    library: str = option(
+        "", "On a GPU: vLLM's _C_stable_libtorch.abi3.so, for its kernels.", shown="none"
+    )
 
     name: ClassVar[str] = "linear"
     example: ClassVar[str] = "1x4096:4096x4096 --activations f32,int8"
@@ -196,6 +204,8 @@ class Linear(Suite):
     least_cold_bytes: ClassVar[int] = 256 << 20
 
     def __post_init__(self) -> None:
+        if self.device != "cpu":
+            return  # `resolved` checks
         for one in self.activations.split(","):
             if one not in ACTIVATIONS:
                 known = ", ".join(ACTIVATIONS)
@@ -212,6 +222,22 @@ class Linear(Suite):
                     f"shape {text!r}: K = {k} must be a multiple of the group size, "
                     f"{self.group_size}; change either, or give group size 0"
                 )
+
+    def resolved(self) -> Suite:
+        """On a GPU, its own suite. ValueError for options that only one of both has."""
+        if self.device == "cpu":
+            if self.formats or self.library:
+                raise ValueError("formats and library are for GPUs; give --device cuda too")
+            return self
+        require("lowbit bench linear --device cuda", "gpu", "torch", "triton")
+        from lowbit.bench.linear.suite import GROUP, LinearOnGpu
+
+        if self.zero_points or self.group_size != GROUP:
+            raise ValueError(f"on a GPU groups of {GROUP} without zero points are timed")
+        suite = LinearOnGpu(self.device, library=self.library)
+        if self.formats:
+            suite = replace(suite, formats=tuple(self.formats.split(",")))
+        return suite if self.shapes == SHAPES else replace(suite, shapes=self.shapes)
 
     @property
     def limits(self) -> Limits:

@@ -49,11 +49,13 @@ class FewRowsConfig(Config, rows=16, num_warps=1, splits=1, positive=("num_stage
 
 
 def few_rows_config(gpu: Gpu, M: int, N: int, K: int, bits: int, unit: int = 128) -> FewRowsConfig:
-    """Enough programs that loads never pause: six for each multiprocessor with up to eight rows of
-    x, which wait for memory alone; two with more. Measured on an H200."""
-    few = M <= 8 or (M > 16 and 0.8 * gpu.multiprocessors > -(-N // 128))
-    rows, most = (64 if few else 128), (7 if M <= 8 else 2 if M <= 16 or few else 1)
-    tiles, steps, splits = -(-N // rows), -(-K // TILE_DEPTH), 1
+    """Enough programs that loads never pause: for each multiprocessor four to seven with up to
+    eight rows of x, which wait for memory alone; with more, four of small tiles where large ones
+    are too few, else one or two. Measured on an H200."""
+    tall, steps = -(-N // 128), -(-K // TILE_DEPTH)
+    small = steps < 64 if M <= 8 else tall < (0.45 if M <= 16 else 0.8) * gpu.multiprocessors
+    rows, most = (64, 7 if M <= 8 else 4) if small else (128, 4 if M <= 8 else 2 if M <= 16 else 1)
+    tiles, splits = -(-N // rows), 1
     while 2 * splits * tiles <= most * gpu.multiprocessors and steps >= 16 * splits:
         splits *= 2
     return FewRowsConfig(rows, splits)

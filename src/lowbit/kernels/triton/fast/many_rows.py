@@ -35,7 +35,7 @@ from lowbit.kernels.triton.fast.fragments import (
     weight_in_slots,
     weights,
 )
-from lowbit.kernels.triton.fast.launch import Gpu, TileConfig
+from lowbit.kernels.triton.fast.launch import Gpu, TileConfig, cheapest
 
 load_by_tma = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
@@ -49,25 +49,24 @@ class ManyRowsConfig(TileConfig):
         return self.misfit_holding(256 * self.columns * self.num_stages + weight)
 
 
+_SHAPES = [(128, 256, 8), (64, 256, 4), (128, 128, 4), (64, 128, 4), (128, 64, 4), (64, 64, 4)]
+"""Rows, columns and warps."""
+
+
 def many_rows_config(
     gpu: Gpu, M: int, N: int, K: int, bits: int, unit: int = 128
 ) -> ManyRowsConfig:
-    """The largest tiles that leave most multiprocessors one; unit: the k that share a word.
-    Measured on an H200."""
-
-    def tiles(rows: int, columns: int) -> int:
-        return -(-N // rows) * -(-M // columns)
-
-    most = 0.8 * gpu.multiprocessors
-    if M > 128 and tiles(128, 256) >= most:
-        largest = ManyRowsConfig(128, 256, 1, 8, 3)
-        return replace(largest, num_stages=2) if largest.misfit(bits, unit) else largest
-    columns = 64 if M <= 64 else 128
-    rows = 128 if tiles(128, columns) >= (gpu.multiprocessors if M <= 64 else most) else 64
-    splits = 2 if 2 * tiles(rows, columns) <= gpu.multiprocessors and K >= 2048 else 1
+    """The cheapest tiles, of which none is half empty; unit: the k that share a word."""
+    several = [
+        ManyRowsConfig(rows, columns, 1, warps, 3).fitting(bits, unit)
+        for rows, columns, warps in _SHAPES
+        if columns == 64 or columns < 2 * M
+    ]
+    found = cheapest(several, gpu, M, N, K)
     # With two stages of the largest two programs fit into a multiprocessor.
-    twice = rows == columns == 128 and tiles(rows, columns) > gpu.multiprocessors
-    return ManyRowsConfig(rows, columns, splits, 4, 2 if twice else 3)
+    twice = found.rows == found.columns == 128
+    twice = twice and found.tiles(M, N) * found.splits > gpu.multiprocessors
+    return replace(found, num_stages=2) if twice else found
 
 
 @gluon.jit

@@ -13,7 +13,8 @@ tile while they store this one. Scales of blocks of 128 by 128 have a kernel of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from lowbit.kernels.triton.fast.launch import (
     Choice,
     Gpu,
     TileConfig,
+    cheapest,
     choosing,
     gpu_of,
     launch,
@@ -39,6 +41,7 @@ from lowbit.kernels.triton.fast.launch import (
 )
 from lowbit.kernels.triton.fast.many_rows import barriers, done_with, load_by_tma
 from lowbit.kernels.triton.fast.scaled_blocks import BlocksConfig, blocks_config, launched
+from lowbit.kernels.triton.fast.tables import measured
 from lowbit.kernels.triton.fast.tiles import Extra, by_torch, finished
 
 
@@ -55,28 +58,35 @@ class ScaledConfig(TileConfig):
         return stages + self.rows * self.columns * itemsize // 2
 
 
+_SHAPES = [
+    (128, 256, 8, 4), (256, 128, 8, 4), (128, 128, 4, 4), (64, 256, 4, 4), (64, 128, 4, 4),
+    (128, 64, 4, 6), (64, 64, 4, 6),
+]  # fmt: skip
+"""Rows, columns, warps and stages."""
+
+
 def scaled_config(gpu: Gpu, M: int, N: int, K: int, itemsize: int = 2) -> ScaledConfig:
-    """The largest tiles that leave most multiprocessors one, and K cut where there are too few."""
-
-    def tiles(rows: int, columns: int) -> int:
-        return -(-N // rows) * -(-M // columns)
-
-    most = 0.8 * gpu.multiprocessors
-    if M > 128 and tiles(128, 256) >= most:
-        return ScaledConfig(128, 256, 1, 8, 4 if itemsize == 2 else 3)
-    if M > 64 and tiles(128, 128) >= most:
-        return ScaledConfig(128, 128, 1, 4, 3)
-    columns = max(16, min(128 if M > 64 else 64, 1 << (M - 1).bit_length()))
-    rows = 128 if tiles(128, columns) >= most else 64
+    """The cheapest tiles, of which none is half empty; for few rows of x small ones, and K cut
+    where there are too few."""
+    if M > 32:
+        several = [
+            ScaledConfig(rows, columns, 1, warps, stages).fitting(itemsize)
+            for rows, columns, warps, stages in _SHAPES
+            if columns == 64 or columns < 2 * M
+        ]
+        return cheapest(several, gpu, M, N, K, even=True)
+    columns = max(16, 1 << (M - 1).bit_length())
+    tall = -(-N // 128) * -(-M // columns) >= 0.8 * gpu.multiprocessors
+    found = ScaledConfig(128 if tall else 64, columns, 1, 4, 6)
     splits, steps = 1, -(-K // 128)
     programs = gpu.multiprocessors * (2 if columns == 16 else 1)
     while (
         steps % (2 * splits) == 0
         and steps >= 8 * splits
-        and (2 * splits * tiles(rows, columns) <= programs)
+        and 2 * splits * found.tiles(M, N) <= programs
     ):
         splits *= 2
-    return ScaledConfig(rows, columns, splits, 4, 4 if columns > 64 else 6)
+    return replace(found, splits=splits)
 
 
 @gluon.jit
@@ -158,6 +168,20 @@ def scaled_kernel(
     done_with(bars, STAGES)
 
 
+def _cublas_refusal(M: int, N: int, K: int, kind: str, blocks: bool, itemsize: int) -> str | None:
+    """Why cuBLAS, measured on an H200, does not multiply float8 here."""
+    least, step = (65, 128) if blocks else (256, 16)
+    if kind == "int8" or itemsize != 2:
+        return "it multiplies float8 to 16 bits"
+    if least > M:
+        return f"x has {M} rows, and it is the faster from {least} on"
+    if N % step or K % step or (blocks and M % 16):
+        return f"N or K is no multiple of {step}" + ", or M of 16" * blocks
+    if blocks and (torch.__version__ < (2, 9) or (torch.version.cuda or "0") < "12.9"):
+        return "scales of blocks need PyTorch 2.9 and CUDA 12.9"
+    return None
+
+
 @choosing("scaled_matmul")
 def scaled_choice(
     gpu: Gpu, M: int, N: int, K: int, kind: str = "int8", blocks: bool = False, itemsize: int = 2
@@ -167,14 +191,19 @@ def scaled_choice(
     if gpu.capability != 90:
         refused = (("scaled_kernel", f"{gpu} has no wgmma"),)
         return Choice("PyTorch in float32", None, "serves every product", refused)
+    refusal = _cublas_refusal(M, N, K, kind, blocks, itemsize)
+    if refusal is None:
+        why = "is at the limit of the hardware there (torch._scaled_mm)"
+        return Choice("cuBLAS", None, why)
+    refused = (("cuBLAS", refusal),)
     if blocks:
         why = "groups of warps scale the sums of 128 k in turn, while others multiply"
-        return Choice("scaled_blocks_kernel", blocks_config(gpu, M, N, K), why)
-    if kind != "int8" and itemsize == 2 and M >= 512 and N % 16 == K % 16 == 0:
-        why = "cuBLAS is at the limit of the hardware there (torch._scaled_mm)"
-        return Choice("cuBLAS", None, why)
-    config = scaled_config(gpu, M, N, K, itemsize)
-    return Choice("scaled_kernel", config, "wgmma takes both operands from shared memory")
+        return Choice("scaled_blocks_kernel", blocks_config(gpu, M, N, K), why, refused)
+    rule, name = scaled_config(gpu, M, N, K, itemsize), "scaled_kernel"
+    what = f"{kind} to {8 * itemsize} bits"
+    config, source = measured(gpu, name, what, (M, N, K), rule, (itemsize,))
+    why = "wgmma takes both operands from shared memory"
+    return Choice(name, config, why, refused, source)
 
 
 def scaled_matmul(
@@ -195,16 +224,20 @@ def scaled_matmul(
     choice = scaled_choice(gpu_of(x.device), M, N, K, str(w.dtype)[6:], blocks, dtype.itemsize)
     if not (M and N and K):
         return finished(torch.zeros(M, N, dtype=dtype, device=x.device), extra)
-    if choice.kernel == "cuBLAS":
-        scales = x_scale[:, None], w_scale[None, :]
-        x = x.contiguous()
+    if choice.kernel == "cuBLAS" and dtype is torch.bfloat16:  # the only one that it gives
+        scales = x_scale.contiguous()[:, None], w_scale.contiguous()[None, :]
+        if blocks:
+            scales = x_scale.T.contiguous().T, w_scale.contiguous().T
+        x, w = x.contiguous(), w.contiguous()
         multiply: Any = torch.ops.aten._scaled_mm.default
-        z = multiply(x, w.T, *scales, out_dtype=dtype, use_fast_accum=True)
+        z = multiply(x, w.T, *scales, out_dtype=dtype, use_fast_accum=not blocks)
         return finished(z, extra)
     if choice.kernel == "PyTorch in float32":
         return by_torch(x, w, x_scale, w_scale, x_zero, extra, torch.float32).to(dtype)
     scales = x_scale, w_scale, x_zero, w_sum
-    return _launched(aligned(x), aligned(w), scales, extra, dtype, choice.config)
+    rule = partial(blocks_config if blocks else scaled_config, gpu_of(x.device), M, N, K)
+    config = choice.config or rule()
+    return _launched(aligned(x), aligned(w), scales, extra, dtype, config)
 
 
 def _launched(

@@ -14,6 +14,7 @@ from lowbit.kernels.triton.fast import few_rows, many_rows
 from lowbit.kernels.triton.fast.dequantize import dequantize
 from lowbit.kernels.triton.fast.descriptors import describable, described_in_shared
 from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing, gpu_of, launch, parts_of
+from lowbit.kernels.triton.fast.tables import measured
 from lowbit.kernels.triton.fast.tiles import (
     GATES,
     TILE_ROWS,
@@ -30,13 +31,14 @@ _ALIGNED = 16  # elements, of which K and the stride of x are multiples for load
 
 class Kernel(NamedTuple):
     """One way to multiply: why it does not serve a product (gpu, M, bits, itemsize), None if it
-    does; how it is cut (gpu, M, N, K, bits, k that share a word); what runs it; and what it is
-    good for."""
+    does; how it is cut (gpu, M, N, K, bits, k that share a word); what runs it; what it is good
+    for; and what its configurations are asked with (bits, k that share a word)."""
 
     refusal: Callable[[Gpu, int, int, int], str | None]
     config: Callable[..., Any]
     run: Callable[[Tensor, TiledWeight, Extra, Any], Tensor]
     why: str
+    facts: Callable[[int, int], tuple[Any, ...]] = lambda bits, unit: ()
 
 
 def with_floats(x: Tensor, weight: TiledWeight, extra: Extra, _: None) -> Tensor:
@@ -180,6 +182,7 @@ KERNELS = {
         many_rows.many_rows_config,
         many,
         "wgmma takes the weight from registers, while the next 64 k become floats",
+        lambda bits, unit: (bits, unit),
     ),
     "dequantize_kernel and cuBLAS": Kernel(
         lambda gpu, M, bits, itemsize: None,
@@ -200,8 +203,11 @@ def weight_only_choice(
     for name, kernel in KERNELS.items():
         refusal = kernel.refusal(gpu, M, bits, itemsize)
         if refusal is None:
-            config = kernel.config(gpu, M, N, K, bits, unit)
-            return Choice(name, config, kernel.why, tuple(refused))
+            config, source = kernel.config(gpu, M, N, K, bits, unit), ""
+            if config is not None:
+                kind, facts = f"{bits} bits by {unit}", kernel.facts(bits, unit)
+                config, source = measured(gpu, name, kind, (M, N, K), config, facts)
+            return Choice(name, config, kernel.why, tuple(refused), source)
         refused.append((name, refusal))
     raise AssertionError("the last kernel serves every product")
 

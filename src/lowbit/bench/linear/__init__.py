@@ -1,0 +1,1 @@
+"""Quantized linear layers on a GPU: their data, and the tuner of their kernels."""
