@@ -44,7 +44,7 @@ def test_a_wrong_kernel_is_caught_and_named(
     assert not result.ok
     assert finds in result.kinds, str(result)
     finding = next(f for f in result.findings if f.kind == finds)
-    assert finding.sizes
+    assert finding.sizes or finds == "not-compiled"
     if line is not None:
         function = TritonKernel.of(kernel).text
         lines, first = inspect.getsourcelines(function)

@@ -108,7 +108,8 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
         return [fill for fill in fills if fill in SPECIAL and (known or fill != "largest")]
 
     wide = tile_sets(operation, blocks) if long else []
-    further = FURTHER if {*SPECIAL} <= {*fills} else ()
+    floats = any(tensor.is_float for tensor in operation.inputs)
+    further = () if not floats else FURTHER if operation.result.is_float else FURTHER[:1]
     cases = [Case(operation, first, fill) for fill in (*common, *further, *special(first))]
     for number, sizes in enumerate(rest):
         other = common[1 + number % (len(common) - 1)]

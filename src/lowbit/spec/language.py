@@ -7,16 +7,19 @@
 The annotations are jaxtyping's (https://docs.kidger.site/jaxtyping/api/array/). A dimension is a
 name, a fixed size, or an expression of names such as `MID//8`. An input with `| None = None` may be
 left out. What stands behind a `*` is a static parameter. The body is run in float64, or in int64
-for tensors of integers.
+for tensors of integers. Where the annotations are of torch.Tensor, it is given torch's tensors.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from lowbit.registry import Registry
 from lowbit.spec import post_ops
@@ -83,13 +86,34 @@ def from_function(function: Callable[..., Array], result: str = "z", **facts: An
     return Operation(
         name=name,
         doc=inspect.getdoc(function) or "",
-        reference=function,
+        reference=_by_torch(function) if _of_torch(hints["return"]) else function,
         stated=tuple(stated),
         choices=choices,
         dtypes={variable: dtypes[0] for variable, dtypes in choices.items()},
         static=static,
         **{**facts, "tried": {**tried, **facts.get("tried", {})}},
     )
+
+
+def _of_torch(annotation: Any) -> bool:
+    """Whether an annotation is of torch's tensors. (torch is not imported to know.)"""
+    return getattr(annotation, "array_type", type).__module__.partition(".")[0] == "torch"
+
+
+def _by_torch(function: Callable[..., Any]) -> Callable[..., Array]:
+    """A function of torch's tensors as one of arrays."""
+
+    @functools.wraps(function)
+    def reference(*arguments: Any, **named: Any) -> Array:
+        import torch
+
+        def tensor(value: Any) -> Any:
+            return torch.tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+
+        given = {name: tensor(value) for name, value in named.items()}
+        return function(*map(tensor, arguments), **given).numpy()
+
+    return reference
 
 
 def _operands(result: TensorType, choices: Mapping[str, tuple[str, ...]]) -> list[TensorType]:

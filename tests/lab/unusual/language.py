@@ -65,7 +65,7 @@ def words_for_logic(x_ptr, y_ptr, z_ptr, N0, N1, B0: tl.constexpr, B1: tl.conste
         tl.store(z_ptr + j[:, None] * N0 + i[None, :], x[None, :] + y[:, None], mask=inside)
 
 
-@triton.jit(noinline=True)
+@triton.jit
 def _sum_and_difference(x, by: tl.constexpr = 10.0):
     return x + by, x - by
 
@@ -95,8 +95,8 @@ def whole_blocks_then_single_elements(x_ptr, z_ptr, N0, B0: tl.constexpr):
         i = tl.program_id(0) * B0 + tl.arange(0, B0)
         tl.store(z_ptr + i, tl.load(x_ptr + i) + 10.0)
     else:
-        for i in range(whole * B0, N0):
-            tl.store(z_ptr + i, tl.load(x_ptr + i) + 10.0)
+        for one in range(whole * B0, N0):
+            tl.store(z_ptr + one, tl.load(x_ptr + one) + 10.0)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from lowbit.lab.report import Severity
+from lowbit.lab.report import Finding, Severity
 from lowbit.lab.run.outcome import Run, Trial
 from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.lab.run.trace import Grid, Recorder
@@ -113,6 +113,10 @@ class Subject(ABC):
     def grid_at(self, sizes: Sizes) -> Grid:
         """The programs that there are at these sizes."""
         return (1, 1, 1)
+
+    def refusals(self) -> list[Finding]:
+        """What speaks against it without a run: that a GPU does not compile or launch it."""
+        return []
 
 
 class Backend(Protocol):

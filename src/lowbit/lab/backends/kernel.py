@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, ClassVar, Self
@@ -11,16 +11,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from lowbit.lab.backends.backend import PLAIN, Request, Subject, Way
-from lowbit.lab.report import Severity
+from lowbit.lab.report import Finding, Severity
 from lowbit.lab.run.bind import Binding, Parameter, TensorArgument, bind
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
-from lowbit.lab.run.tensor import CheckedTensor, storage_dtype, tensor_of
+from lowbit.lab.run.tensor import CheckedTensor, storage_dtype, strides_of, tensor_of
 from lowbit.lab.run.trace import Grid, Program, grid_of, programs_of
 from lowbit.spec import Case, Sizes, TensorType, cases_of
 from lowbit.spec.cases import tile_sets
 
 _AXES = 3
+_MOST_PROGRAMS = 65_535  # along the second and third axis (CUDA C++ Programming Guide)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,10 @@ class KernelBackend(ABC):
         """Launch it on a GPU, on torch tensors and numbers."""
         raise NotImplementedError
 
+    def refused(self, arguments: Mapping[str, Any], dtypes: Mapping[str, str]) -> Finding | None:
+        """That the compiler refuses it, with these arguments; dtypes: of the tensors."""
+        return None
+
     @classmethod
     def bind(cls, request: Request) -> KernelSubject:
         operation, output, initial = request.operation, request.output, request.initial
@@ -105,7 +110,7 @@ class KernelSubject(Subject):
         cases = cases_of(self.operation, blocks, strided, not self.slow)
         fixed = any(isinstance(n, int) and n > 1 for n in self.request.given.values())
         if self.any_sizes or not (fixed or prod(self.grid_at(cases[0].sizes)) > 1):
-            return cases, []
+            return cases, list(self._too_long(cases[0].sizes))
         exercise = cases[0].sizes
         few = [case for case in cases if case.sizes == exercise]
         return few, ["the grid is fixed, so only one set of sizes was tried"]
@@ -145,6 +150,26 @@ class KernelSubject(Subject):
                 "numbers, 0 or more, or a function of the sizes that returns them"
             )
         return grid_of(dims)
+
+    def _too_long(self, sizes: Sizes) -> Iterator[str]:
+        """Which sizes are too long for a grid like this."""
+        for name in self.operation.names if self.any_sizes else ():
+            long = self.operation.fitted({**sizes, name: 4 * _MOST_PROGRAMS})
+            if max(self.grid_at(long)[1:]) > _MOST_PROGRAMS:
+                yield (
+                    f"with {name}={long[name]} the grid is {self.grid_at(long)}, and a GPU "
+                    f"launches {_MOST_PROGRAMS} programs along the second and third axis"
+                )
+
+    def refusals(self) -> list[Finding]:
+        found, sizes = list[Finding](), self.cases()[0][0].sizes
+        tensors = (*self.operation.inputs, self.operation.result)
+        strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
+        dtypes = {t.name: t.dtype for t in tensors}
+        if not self.binding.packed:
+            refused = self.kernel.refused(self.binding.arguments(sizes, strides), dtypes)
+            found += [] if refused is None else [refused]
+        return found
 
     def tensors(self, trial: Trial) -> list[CheckedTensor]:
         """Fresh tensors that hold the inputs, and the result's."""

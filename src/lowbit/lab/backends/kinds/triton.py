@@ -12,8 +12,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from lowbit.lab.backends.ahead import compiled, complaint
 from lowbit.lab.backends.backend import backends
 from lowbit.lab.backends.kernel import KernelBackend
+from lowbit.lab.report import Finding
 from lowbit.lab.run.bind import Parameter, TensorArgument
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import UnsupportedError, cause_of, last_line
@@ -103,6 +105,17 @@ class TritonKernel(KernelBackend):
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         self.jitted[grid](**self.decided(arguments))
+
+    def refused(self, arguments: Mapping[str, Any], dtypes: Mapping[str, str]) -> Finding | None:
+        """By Triton's compiler, for an H100."""
+        if not self.on_gpu:
+            return None
+        try:
+            compiled(self, arguments, dtypes, 90)
+        except Exception as error:  # compilers raise many kinds
+            said, place = complaint(error, Path(inspect.getfile(self.text)))
+            return Finding("not-compiled", said.strip(), place=place, device="Triton's compiler")
+        return None
 
 
 def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) -> None:

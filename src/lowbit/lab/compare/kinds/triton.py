@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.lab.backends.ahead import compiled, complaint
 from lowbit.lab.backends.backend import Request
 from lowbit.lab.backends.kernel import KernelSubject
 from lowbit.lab.check.cases import check_request
@@ -24,10 +25,6 @@ from lowbit.spec import Array
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas")
 _WARPS = 4
-_ELEMENTS = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "int8": "i8",
-    "uint8": "u8", "int16": "i16", "int32": "i32", "int64": "i64", "bool": "i1", "uint32": "u32",
-}  # fmt: skip
 _VALUE = re.compile(r"^\s*%([A-Za-z_]\w*?)(?:_\d+)? = .*?([\w.!<>*x]+) loc\((#\w+)\)\s*$")
 _SHAPE = re.compile(r"tensor<((?:\d+x)+)")
 _PLACE = re.compile(r'^(#\w+) = loc\("([^"]*)"(?::(\d+):\d+|\((#\w+)\))')
@@ -53,22 +50,11 @@ class TritonKind(Kind):
     def words(self, error: Exception, kernel: Any, file: Path) -> str:
         """Of functions that call each other the innermost one's error, and the innermost line of
         the file."""
-        from triton.compiler.errors import CompilationError
-
-        place, said = "", str(error)
-        whole = file.read_text("utf-8")
-        cause: BaseException | None = error
-        while isinstance(cause, CompilationError):
-            node: Any = cause.node
-            # Its lines are counted from the `def`.
-            at = whole.find(cause.src) if cause.src else -1
-            if cause.src and at >= 0 and hasattr(node, "lineno"):
-                line = whole.count("\n", 0, at) + node.lineno
-                text = cause.src.splitlines()[node.lineno - 1].strip()
-                place = f"{file}, line {line}: {text}\n"
-            said = cause.error_message or said
-            cause = cause.__cause__
-        return place + said
+        said, place = complaint(error, file)
+        if place is None:
+            return said
+        text = file.read_text("utf-8").splitlines()[place.line - 1].strip()
+        return f"{place.file}, line {place.line}: {text}\n{said}"
 
     def _subject(self, variant: Variant, problem: Problem) -> KernelSubject:
         from lowbit.lab.backends.kinds.triton import TritonKernel
@@ -86,21 +72,14 @@ class TritonKind(Kind):
     def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
         import triton
 
-        from lowbit.kernels.triton.ahead import compile_ahead
-
         subject = self._subject(variant, problem)
         arrays = {name: str(one.dtype) for name, one in problem.inputs.items()}
         assert problem.operation is not None
         arrays[problem.operation.result.name] = problem.operation.result.dtype
         kernel: Any = subject.kernel
-        constants = {one.name for one in kernel.parameters if one.constant}
-        decided = kernel.decided(subject.binding.arguments(problem.sizes, _strides(problem)))
-        given = {
-            name: value if name in constants else _signature(value, arrays)
-            for name, value in decided.items()
-        }
+        arguments = subject.binding.arguments(problem.sizes, _strides(problem))
         options = {n: variant.constants[n] for n in _OPTIONS if n in variant.constants}
-        made = compile_ahead(kernel.jitted, given, sm, **options)
+        made = compiled(kernel, arguments, arrays, sm, **options)
         return Built(
             *self.text(variant.kernel),
             types=_types(made.stages["ttir"]),
@@ -163,20 +142,6 @@ def _strides(problem: Problem) -> dict[str, list[int]]:
     tensors = (*problem.operation.inputs, problem.operation.result)
     shapes = {one.name: one.shape(problem.sizes) for one in tensors}
     return {n: [int(np.prod(s[i + 1 :])) for i in range(len(s))] for n, s in shapes.items()}
-
-
-def _signature(value: Any, dtypes: Mapping[str, str]) -> Any:
-    """What `compile_ahead` takes for an argument, as a launch would specialize it."""
-    if isinstance(value, TensorArgument):
-        return f"*{_ELEMENTS[value.dtype or dtypes[value.name]]}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return value
-    if isinstance(value, float):
-        return "fp32"
-    if value == 1:
-        return 1
-    kind = "i32" if -(2**31) <= value < 2**31 else "i64"
-    return kind if value % 16 == 0 else f"{kind}:1"
 
 
 def _widest(ttir: str) -> int:
