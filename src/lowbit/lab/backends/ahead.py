@@ -23,8 +23,8 @@ _ELEMENTS = {
 def compiled(
     kernel: Any, arguments: Mapping[str, Any], dtypes: Mapping[str, str], sm: int, **options: Any
 ) -> Compiled:
-    """A TritonKernel for a compute capability, with these arguments; dtypes: of the tensors. Raises what
-    Triton's compiler raises."""
+    """A TritonKernel for a compute capability, with these arguments; dtypes: of the tensors. Raises
+    what Triton's compiler raises."""
     from lowbit.kernels.triton.ahead import compile_ahead
 
     constants = {one.name for one in kernel.parameters if one.constant}
