@@ -35,6 +35,7 @@ TITLES: Mapping[str, str] = {
     "wrong-result": "returns something else than the specification's result",
     "crash": "the kernel stops with an error",
     "not-compiled": "the kernel does not compile",
+    "tuned-twice": "the launches of autotuning change the result",
     "endless": "the kernel does not end",
     "guard-overwritten": "wrote outside of a tensor on the GPU",
     "device-disagrees": "the GPU's result differs from the interpreter's",

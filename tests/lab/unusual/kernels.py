@@ -179,6 +179,30 @@ def one_too_many(meta):
     return (triton.cdiv(meta["N0"], meta["B0"]) + 3,)
 
 
+@triton.autotune(
+    [triton.Config({"B1": 32}), triton.Config({"B1": 64})], key=["T"], reset_to_zero=["z_ptr"]
+)
+@triton.jit
+def adds_once_when_tuned(x_ptr, z_ptr, N0, T, B1: tl.constexpr):
+    j = tl.arange(0, B1)
+    for start in range(0, T, B1):
+        x = tl.load(x_ptr + tl.program_id(0) * T + start + j, mask=start + j < T, other=0.0)
+        tl.atomic_add(z_ptr + tl.program_id(0), tl.sum(x, axis=0))
+
+
+@triton.autotune(
+    [triton.Config({"B0": 32}), triton.Config({"B0": 64})], key=["N0"], restore_value=["x_ptr"]
+)
+@triton.jit
+def restored_when_tuned(x_ptr, N0, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    tl.store(x_ptr + i, tl.load(x_ptr + i, mask=i < N0) + 10.0, mask=i < N0)
+
+
+def rows(meta):
+    return (meta["N0"],)
+
+
 def three(meta):
     return 3
 
@@ -208,6 +232,8 @@ UNUSUAL = [
     (masked_lanes_have_no_value, ADD, ()),
     (adds_atomically, SPLIT, ("rounding-order",)),
     (lanes_add_atomically, SPLIT, ("rounding-order",)),
+    (adds_once_when_tuned, {"spec": long_sum, "grid": rows, "initial": 0.0}, ()),
+    (restored_when_tuned, {**ADD, "output": "x"}, ()),
     (takes_strides, {"spec": outer_add_blocks, "grid": tiles}, ()),
     (tuned_with_a_helper, ADD, ()),
     (unmasked_where_it_fits, ADD, ()),

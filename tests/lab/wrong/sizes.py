@@ -155,6 +155,22 @@ def number_becomes_a_block(x_ptr, z_ptr, N0, T, B: tl.constexpr):
     tl.store(z_ptr + tl.program_id(0), tl.sum(total, axis=0))
 
 
+@triton.autotune([triton.Config({"B1": 32}), triton.Config({"B1": 64})], key=["T"])
+@triton.jit
+def adds_again_when_tuned(x_ptr, z_ptr, N0, T, B1: tl.constexpr):
+    j = tl.arange(0, B1)
+    for start in range(0, T, B1):
+        x = tl.load(x_ptr + tl.program_id(0) * T + start + j, mask=start + j < T, other=0.0)
+        tl.atomic_add(z_ptr + tl.program_id(0), tl.sum(x, axis=0))
+
+
+@triton.autotune([triton.Config({"B0": 32}), triton.Config({"B0": 64})], key=["N0"])
+@triton.jit
+def changed_in_place_when_tuned(x_ptr, N0, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    tl.store(x_ptr + i, tl.load(x_ptr + i, mask=i < N0) + 10.0, mask=i < N0)
+
+
 ADD = {"spec": add_constant_blocks, "grid": blocks}
 OUTER = {"spec": outer_add_blocks, "grid": all_tiles, "B0": 16, "B1": 16, "GROUP": 4}
 TWO = {"spec": sum_of_two, "grid": matrix}
@@ -170,5 +186,7 @@ WRONG = [
     (squares_overflow, {"spec": scaled_length, "grid": rows}, "wrong-values", None),
     (variance_in_one_pass, {"spec": variance, "grid": rows}, "wrong-values", None),
     (number_becomes_a_block, {"spec": long_sum, "grid": rows}, "not-compiled", "for start"),
+    (adds_again_when_tuned, {"spec": long_sum, "grid": rows, "initial": 0.0}, "tuned-twice", None),
+    (changed_in_place_when_tuned, {**ADD, "output": "x"}, "tuned-twice", None),
     (wrong_in_two_blocks_when_tuned_otherwise, ADD, "block-sizes", None),
 ]  # fmt: skip

@@ -30,7 +30,9 @@ class KernelBackend(ABC):
 
     text: the function as it was written. description: what runs it, with its version. machinery:
     the folders whose frames are not a kernel's text. constants: values that the kernel has with it;
-    alternatives: others that it says are as good. on_gpu: whether `start` launches it. slow:
+    alternatives: others that it says are as good, of which the best is found by launches; undone:
+    the parameters of tensors that these launches change and that are set back to what they were,
+    or, if False, to zero. on_gpu: whether `start` launches it. slow:
     whether a step takes so long that few cases must do.
     """
 
@@ -40,6 +42,7 @@ class KernelBackend(ABC):
     machinery: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
     alternatives: tuple[Mapping[str, Any], ...] = ()
+    undone: Mapping[str, bool] = field(default_factory=dict[str, bool])
     on_gpu: bool = False
 
     needs_grid: ClassVar[bool] = True
@@ -169,6 +172,8 @@ class KernelSubject(Subject):
         if not self.binding.packed:
             refused = self.kernel.refused(self.binding.arguments(sizes, strides), dtypes)
             found += [] if refused is None else [refused]
+        if self.kernel.alternatives and (spoiled := self._spoiled_by_trials()) is not None:
+            found.append(spoiled)
         return found
 
     def tensors(self, trial: Trial) -> list[CheckedTensor]:
@@ -208,8 +213,34 @@ class KernelSubject(Subject):
         self.kernel.start(values, self.grid_at(sizes))
         return tensors[self._result]
 
+    def _spoiled_by_trials(self) -> Finding | None:
+        """That launches which look for the best configuration change what the last one reads."""
+        trial = Trial.of(self.cases()[0][0], self.request.seed)
+        tensors = {one.name: one for one in self.tensors(trial)}
+        before = {name: one.storage.copy() for name, one in tensors.items()}
+        first = self._run(trial, list(tensors.values()), PLAIN)
+        if first.crash or first.wrong.any():
+            return None
+        for parameter, restored in self.kernel.undone.items():
+            name = self.binding.sources[parameter].name
+            tensors[name].storage[:] = before[name] if restored else 0
+        for one in tensors.values():
+            one.forget()
+        wrong = self._run(trial, list(tensors.values()), PLAIN).wrong
+        if not wrong.any():
+            return None
+        message = (
+            "triton.autotune launches it several times before the launch that counts, and a second "
+            f"launch leaves {int(wrong.sum())} of {wrong.size} elements wrong; name the tensors "
+            "that it changes and reads in restore_value= or reset_to_zero="
+        )
+        return Finding("tuned-twice", message, sizes=trial.case.sizes)
+
     def run(self, trial: Trial, way: Way = PLAIN) -> Run:
-        tensors, sizes = self.tensors(trial), trial.case.sizes
+        return self._run(trial, self.tensors(trial), way)
+
+    def _run(self, trial: Trial, tensors: list[CheckedTensor], way: Way) -> Run:
+        sizes = trial.case.sizes
         memory = Memory(
             tensors,
             machinery=self.kernel.machinery,

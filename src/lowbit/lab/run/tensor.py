@@ -50,6 +50,12 @@ class CheckedTensor:
         self.reader = np.full(self.count, NOBODY, np.int64)
         self.place = np.full(self.count, NOBODY, np.int64)
 
+    def forget(self) -> None:
+        """What it holds is there before a run that comes now."""
+        self.initialised = True
+        for one in (self.writer, self.reader, self.place):
+            one[:] = NOBODY
+
     @property
     def values(self) -> Array:
         """The elements now, in the tensor's shape."""

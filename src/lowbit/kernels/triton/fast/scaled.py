@@ -170,13 +170,13 @@ def scaled_kernel(
 
 def _cublas_refusal(M: int, N: int, K: int, kind: str, blocks: bool, itemsize: int) -> str | None:
     """Why cuBLAS, measured on an H200, does not multiply float8 here."""
-    least, step = (65, 128) if blocks else (256, 16)
+    least, step, deep = (65, 128, 512) if blocks else (256, 16, 16)
     if kind == "int8" or itemsize != 2:
         return "it multiplies float8 to 16 bits"
     if least > M:
         return f"x has {M} rows, and it is the faster from {least} on"
-    if N % step or K % step or (blocks and M % 16):
-        return f"N or K is no multiple of {step}" + ", or M of 16" * blocks
+    if N % step or K % deep or (blocks and M % 16):
+        return f"N is no multiple of {step}, or K of {deep}" + ", or M of 16" * blocks
     if blocks and (torch.__version__ < (2, 9) or (torch.version.cuda or "0") < "12.9"):
         return "scales of blocks need PyTorch 2.9 and CUDA 12.9"
     return None

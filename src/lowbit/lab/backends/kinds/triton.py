@@ -44,9 +44,11 @@ class TritonKernel(KernelBackend):
     def of(cls, kernel: Any) -> Self:
         """Unwrap what triton.jit, autotune and heuristics have wrapped."""
         configurations, heuristics = list[dict[str, Any]](), dict[str, Any]()
-        jitted = kernel
+        jitted, undone = kernel, dict[str, bool]()
         while not isinstance(kernel, types.FunctionType):
             configurations += [config.kwargs for config in getattr(kernel, "configs", ())]
+            undone |= dict.fromkeys(getattr(kernel, "reset_to_zero", None) or (), False)
+            undone |= dict.fromkeys(getattr(kernel, "restore_value", None) or (), True)
             if type(kernel).__name__ == "Heuristics":
                 heuristics |= kernel.values
             jitted, kernel = kernel, kernel.fn
@@ -67,6 +69,7 @@ class TritonKernel(KernelBackend):
             machinery=(str(Path(triton.__file__).parent), "<string>"),
             constants=first,
             alternatives=tuple(others),
+            undone=undone,
             # Under TRITON_INTERPRET=1 it is made to be interpreted, on a GPU's tensors too.
             on_gpu=type(jitted).__name__ != "InterpretedFunction",
             heuristics=heuristics,
