@@ -321,7 +321,8 @@ ON_GPU = [
 def test_products_on_a_gpu(case: Any, kind: str, bits: int, group: int, dtype: Any,
                            activation: str) -> None:  # fmt: skip
     for gathered in (False, True):
-        _compared(*(*case, kind, group, bits, dtype, activation, "cuda", gathered))
+        how: Any = kind, group, bits, dtype, activation, "cuda", gathered
+        _compared(*case, *how)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
