@@ -279,7 +279,8 @@ def test_rows_ahead_of_time(symmetric: bool, sm: int) -> None:
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 @pytest.mark.parametrize(
-    "shape", [(1, 64, 128), (6, 70, 300), (300, 1000, 2048), (48, 256, 512), (272, 384, 1024)],
+    "shape", [(1, 64, 128), (6, 70, 300), (300, 1000, 2048), (48, 256, 512), (272, 384, 1024),
+     (4100, 3000, 256)],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize(("dtype", "blocks", "zero"), FORMS)
@@ -289,8 +290,10 @@ def test_on_a_gpu(shape: tuple[int, int, int], dtype: Any, blocks: bool, zero: b
     x, w, x_scale, w_scale, zeros, sums = _moved(factors)
     x_scale, w_scale = (torch.stack([one, one], -1)[..., 0] for one in (x_scale, w_scale))
     bias = torch.randn(shape[1], 2).cuda()[:, 0]  # no strides of 1
-    z = scaled_matmul(x, w, x_scale, w_scale, bias, x_zero=zeros, w_sum=sums, activation="relu")
-    expected = torch.relu(exact + bias.cpu().double())
+    residual = torch.randn(len(x), len(w)).bfloat16()
+    extra = {"activation": "relu", "residual": residual.cuda()}
+    z = scaled_matmul(x, w, x_scale, w_scale, bias, x_zero=zeros, w_sum=sums, **extra)
+    expected = torch.relu(exact + bias.cpu().double()) + residual.double()
     budget = 2.0**-8 * expected.abs() + 2.0**-11 * mass + 1e-5
     assert ((z.cpu().double() - expected).abs() <= budget).all()
     floats = _rows(shape[0], shape[2]).bfloat16()

@@ -55,6 +55,21 @@ def last_adds_kernel(
 
 
 @triton.jit
+def ticket_kernel(x_ptr, part_ptr, met_ptr, z_ptr, T, BLOCK: tl.constexpr):
+    """The ticket is drawn first, and whoever has the last adds what others may not have stored."""
+    row, count = tl.program_id(0), tl.num_programs(1)
+    met = tl.atomic_add(met_ptr + row, 1)
+    j = met * BLOCK + tl.arange(0, BLOCK)
+    part = tl.sum(tl.load(x_ptr + row * T + j, mask=j < T, other=0.0), axis=0)
+    tl.store(part_ptr + row * count + met, part)
+    if met == count - 1:
+        total = 0.0
+        for i in range(count):
+            total += tl.load(part_ptr + row * count + i)
+        tl.store(z_ptr + row, total)
+
+
+@triton.jit
 def locked_kernel(
     x_ptr, lock_ptr, z_ptr, T, EARLY: tl.constexpr, PLAIN: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -105,6 +120,14 @@ def last_adds(x: Tensor, sem: str = "acq_rel", early: bool = False) -> Tensor:
     return z
 
 
+def draws_a_ticket_first(x: Tensor) -> Tensor:
+    x, count = x.contiguous(), triton.cdiv(x.shape[1], 32)
+    z, part = torch.empty(len(x)), torch.empty(len(x), count)
+    met = torch.zeros(len(x), dtype=torch.int32)
+    ticket_kernel[(len(x), count)](x, part, met, z, x.shape[1], 32)
+    return z
+
+
 def last_adds_relaxed(x: Tensor) -> Tensor:
     return last_adds(x, "relaxed")
 
@@ -149,6 +172,7 @@ def reads_what_is_added(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "spec", "kind"),
     [
+        (draws_a_ticket_first, sums, "read-of-other"),
         (last_adds_relaxed, sums, "read-of-other"),
         (last_adds_what_only_acquires, sums, "read-of-other"),
         (last_adds_stores_late, sums, "read-of-other"),

@@ -104,6 +104,19 @@ def test_quantized_checkpoints(name, tmp_path):
     assert bool(floats) == (name in ("packed, 8 bits", "lowbit, a shorter group"))
 
 
+@pytest.mark.parametrize("form", [None, "Q4_0"])
+def test_gates_that_files_have_fused(form, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    from .test_gguf_architectures import COMMON, WRITTEN, fused, write
+
+    config = {"intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2}
+    random_model("mixtral", tmp_path, **config)
+    kind, more = WRITTEN["mixtral"]
+    path, types = tmp_path / "fused.gguf", gguf.GGMLQuantizationType
+    write(path, tmp_path, kind, more, {**COMMON, **config}, fused, form and types[form])
+    near(by_torch(path).logits(IDS), by_cpu(path).logits(IDS))
+
+
 @pytest.mark.parametrize("name", ["lowbit", "lowbit, real zero points", "lowbit, 8 bits"])
 def test_embeddings_that_are_quantized(name, tmp_path):
     model = written(tmp_path, name, lambda state: state.pop("lm_head.weight"), layers="embed")

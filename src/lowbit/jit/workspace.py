@@ -66,8 +66,8 @@ _slabs: deque[npt.NDArray[np.uint8]] = deque(maxlen=2)
 
 
 def _in_slab(size: int) -> npt.NDArray[np.uint8]:
-    """Memory for so many bytes behind that of another small array, in large pages, which are gone
-    when all of these are. Who takes a slab from the deque has it alone; see `_Owner`."""
+    """Memory for so many bytes in a slab of large pages, behind that of other small arrays. A slab
+    is gone when all of its arrays are. Who takes one from the deque has it alone; see `_Owner`."""
     rest = np.empty(0, np.uint8)
     with suppress(IndexError):
         rest = _slabs.pop()

@@ -101,7 +101,8 @@ def _programs(config: Any, case: Case) -> int | None:
     if config is None:
         return None
     M, N = case.sizes["M"], case.sizes["N"]
-    return -(-N // config.rows) * -(-M // getattr(config, "columns", M)) * config.splits
+    tiles = config.tiles(M, N) if hasattr(config, "tiles") else -(-N // config.rows)
+    return tiles * config.splits
 
 
 def render(one: GpuExplanation) -> RenderableType:

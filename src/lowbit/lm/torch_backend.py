@@ -123,6 +123,8 @@ class _DeviceWeights(Weights):
 
     def _gated(self, stems: Sequence[str]) -> bool:
         """Whether a matrix holds a gate and what it is multiplied with."""
+        if any("ffn_gate_up" in one for one in stems):
+            return True
         alone = len(stems) == 1 and self.has(stems[0].replace("ffn_up", "ffn_gate") + ".weight")
         return any("ffn_gate" in one or "ffn_up" in one for one in stems) and not alone
 

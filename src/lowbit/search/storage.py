@@ -127,7 +127,7 @@ class Part:
         rows = blocks(skipped + len(more.codes), PANEL) * PANEL
         codes = np.zeros((rows, self.dim), np.int8)
         codes[skipped : skipped + len(more.codes)] = more.codes
-        panels, sums = packed_panels(codes.T, self.dtype)
+        panels, sums = packed_panels(codes.T, self.dtype, lasting=False)
         # Somebody may be reading the columns before these.
         own = skipped * (LINE // PANEL)
         memory.panels[panel, :, own:] = panels[0, :, own:]

@@ -62,12 +62,14 @@ def _aligned(array: Array) -> Array:
     return result
 
 
-def _bytes_to_nibbles(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArray[np.uint8]:
+def _bytes_to_nibbles(
+    panels: npt.NDArray[np.uint8], signed: bool, lasting: bool = True
+) -> npt.NDArray[np.uint8]:
     """Panels of 4-bit values in bytes as panels of nibbles; see layout.py."""
     panel_count, lines, _ = panels.shape
     pairs = panels.reshape(panel_count, lines // 2, 2, LINE)
     flip = NIBBLE_FLIP if signed else 0
-    result = aligned_empty((panel_count, lines // 2, LINE), np.uint8, lasting=True)
+    result = aligned_empty((panel_count, lines // 2, LINE), np.uint8, lasting=lasting)
     np.left_shift(pairs[:, :, 1] + np.uint8(flip), 4, out=result)
     result |= pairs[:, :, 0] + np.uint8(flip) & np.uint8(NIBBLE_MASK)
     return result
@@ -422,8 +424,7 @@ def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, halves: bool) -> 
     values = (b.values.view(np.uint8) - np.uint8(middle)).view(np.int8)
     counts = np.minimum(depth - np.arange(0, depth, size), size)[:, None]
     filled = np.pad(values, ((0, -depth % size), (0, 0))) if depth % size else values
-    # NumPy's reduceat takes fifteen times as long.
-    sums = filled.reshape(len(counts), size, columns).sum(axis=1, dtype=np.int32)
+    sums = filled.reshape(len(counts), size, columns).sum(axis=1, dtype=np.int32)  # 15x reduceat
     real_sums = (b.scale.astype(np.float64) * (sums - counts * real_zero)).sum(axis=0)
     panels, _ = panels_and_sums(values, isa, lasting=b.format.bits == 8)
     zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
@@ -464,14 +465,14 @@ def _checked_dtype(values: Array, dtype: str | None) -> str:
 
 
 def packed_panels(
-    values: Array, dtype: str, isa: str | None = None
+    values: Array, dtype: str, isa: str | None = None, *, lasting: bool = True
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     """`panels_and_sums` of integers of a format, with nibbles where that has four bits."""
     if STORED[dtype] == "s8":
-        return panels_and_sums(values, isa, lasting=True)
+        return panels_and_sums(values, isa, lasting=lasting)
     # 4-bit values fit a signed byte as they are.
     panels, sums = panels_and_sums(values.view(np.int8), isa)
-    return _bytes_to_nibbles(panels, signed=dtype == "int4"), sums
+    return _bytes_to_nibbles(panels, dtype == "int4", lasting), sums
 
 
 def panels_and_sums(

@@ -205,9 +205,11 @@ def tune(
     """Fill the user's table for these layers, as far as it has nothing of them, until the seconds
     are over; how many were measured. The table is written after each, and other processes that tune
     wait."""
-    begin, gpu, count = time.monotonic(), gpu_of(device), 0
+    gpu, count = gpu_of(device), 0
     path = tables.path_of(gpu)
-    with tables.locked(path), torch.inference_mode():
+    number = -1 if device.type == "cpu" else device  # -1: leave the current one
+    with tables.locked(path), torch.inference_mode(), torch.cuda.device(number):
+        begin = time.monotonic()
         about, entries = tables.read(path)
         about |= {"gpu": gpu.name, "capability": gpu.capability}
         about |= {"multiprocessors": gpu.multiprocessors, "versions": versions()}

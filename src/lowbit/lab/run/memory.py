@@ -131,16 +131,20 @@ class Memory:
         """Which of these accesses, by their programs, may come before or after one made now."""
         return self._order.unordered(self.number, others)
 
-    def load(self, lanes: Lanes, other: Array, *, volatile: bool = False) -> Array:
+    def load(
+        self, lanes: Lanes, other: Array, *, volatile: bool = False, acquires: bool = False
+    ) -> Array:
         """Read the active lanes; the rest, and those outside, keep `other` and get poison.
 
-        volatile: it may meet atomic operations of other programs.
+        volatile: it may meet atomic operations of other programs. acquires: as of `update`.
         """
         values = other.copy()
         self._reach("load", lanes, other.dtype)
         good = lanes.good
         values[good] = lanes.tensor.read(lanes.offsets[good], other.dtype)
         values[lanes.outside] = poison(other.dtype)
+        if acquires:
+            self._order.acquire(self.number, lanes.tensor, lanes.elements[good])
         self._note_reads(lanes.tensor, lanes.elements[good], volatile)
         self._recorded("load", lanes, values)
         return values
@@ -172,7 +176,7 @@ class Memory:
         fresh = lanes.elements[lanes.good]
         if not tensor.initialised and not exchange:
             self._unwritten(tensor, fresh)
-        self.number = self._order.update(self.number, tensor, fresh, acquires, releases)
+        self._order.update(self.number, tensor, fresh, acquires, releases)
         self._note_updates(tensor, fresh)
         for lane in zip(*np.nonzero(lanes.good), strict=True):
             where = lanes.offsets[lane].reshape(1)
@@ -248,8 +252,7 @@ class Memory:
     def _reach(self, kind: Kind, lanes: Lanes, dtype: np.dtype[Any]) -> None:
         """Find the elements that lanes of this dtype touch, and whether they may."""
         self.step()
-        if kind != "atomic":
-            self._order.touched.add(self.number)
+        self.number = self._order.current(self.number)
         tensor, offsets = lanes.tensor, lanes.offsets
         lanes.elements, outside = tensor.locate(offsets, lanes.active, dtype.itemsize)
         lanes.outside = outside

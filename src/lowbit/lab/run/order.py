@@ -4,7 +4,8 @@ run in.
 A program that releases an element, by an atomic operation, tells it all that it has done and knows
 of; one that acquires it knows that from then on (happens-before by vector clocks: Lamport 1978;
 FastTrack, Flanagan and Freund 2009). What a program does after a release has a number of its own,
-so that who knows of the release does not know of it. Sets of numbers are bits of an integer.
+so that whoever acquires what was released does not know of it. Sets of numbers are bits of an
+integer.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class Begun(NamedTuple):
 class Order:
     """What is known of the order of accesses, by the numbers of those who made them.
 
-    begun: who has a number; touched: the numbers under which memory was read or written.
+    begun: who has a number.
     """
 
     def __init__(self) -> None:
         self.begun: list[Begun] = []
-        self.touched: set[int] = set()
+        self._closed: set[int] = set()  # numbers that have released
         self._known: list[int] = []  # by number, as is the next
         self._first: list[int] = []  # what the same one had at first
         self._latest: dict[int, int] = {}  # by first number
@@ -95,25 +96,35 @@ class Order:
         left, right = self.begun[other], self.begun[number]
         return left.group == right.group and left.epoch != right.epoch
 
-    def update(
-        self, number: int, tensor: CheckedTensor, elements: NDArray[np.int64], acquires: bool,
-        releases: bool,
-    ) -> int:  # fmt: skip
-        """An atomic operation on elements. The number of what the same one does next."""
-        held = self._updates.setdefault(id(tensor), {})
-        places = [(id(tensor), element) for element in set(elements.tolist())]
-        for place in places if acquires else ():
-            self._known[number] |= self._released.get(place, 0)
-        for place in places:
-            held[place[1]] = held.get(place[1], 0) | 1 << number
-            if releases:
-                known = self._known[number] | 1 << number
-                self._released[place] = self._released.get(place, 0) | known
-        self._note(number)
-        if not releases or number not in self.touched:
+    def current(self, number: int) -> int:
+        """The number of what the one with this number does next: another after a release."""
+        if number not in self._closed:
             return number
         known = self._known[number] | 1 << number
         return self._append(self.begun[number], known, self._first[number])
+
+    def acquire(self, number: int, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
+        """What others have released with these elements is known from now on."""
+        for element in set(elements.tolist()):
+            self._known[number] |= self._released.get((id(tensor), element), 0)
+        self._note(number)
+
+    def update(
+        self, number: int, tensor: CheckedTensor, elements: NDArray[np.int64], acquires: bool,
+        releases: bool,
+    ) -> None:  # fmt: skip
+        """An atomic operation on elements."""
+        if acquires:
+            self.acquire(number, tensor, elements)
+        held = self._updates.setdefault(id(tensor), {})
+        known = self._known[number] | 1 << number
+        for element in set(elements.tolist()):
+            held[element] = held.get(element, 0) | 1 << number
+            if releases:
+                place = id(tensor), element
+                self._released[place] = self._released.get(place, 0) | known
+        if releases:
+            self._closed.add(number)
 
     def updated(
         self, number: int, tensor: CheckedTensor, elements: NDArray[np.int64]

@@ -258,7 +258,9 @@ class _Accesses:
             elif lanes.any():
                 self._memory.outside_of_all(kind, int(lanes.sum()), masked)
 
-    def _load(self, ptr: Any, mask: Any, other: Any, volatile: bool = False) -> Any:
+    def _load(
+        self, ptr: Any, mask: Any, other: Any, volatile: bool = False, acquires: bool = False
+    ) -> Any:
         element = ptr.get_element_ty()
         dtype = self._interpreter._get_np_dtype(element)
         shape = np.shape(ptr.data)
@@ -269,7 +271,7 @@ class _Accesses:
         masked, active = mask is not None, _active(mask, shape)
         self._memory.undefined |= other is None and not active.all()
         for lanes in self._parts(ptr, active, "load", masked):
-            values = self._memory.load(lanes, values, volatile=volatile)
+            values = self._memory.load(lanes, values, volatile=volatile, acquires=acquires)
         return self._interpreter.TensorHandle(values, element)
 
     def _store(self, ptr: Any, value: Any, mask: Any) -> None:
@@ -292,10 +294,7 @@ class _Accesses:
         return self._update(ptr, value, None, made, order)
 
     def _atomic_load(self, ptr: Any, mask: Any, *order: Any) -> Any:
-        element = ptr.get_element_ty()
-        zeros = np.zeros(np.shape(ptr.data), self._interpreter._get_np_dtype(element))
-        same = self._interpreter.TensorHandle(zeros, element)
-        return self._update(ptr, same, mask, lambda o, _: o, order)
+        return self._load(ptr, mask, None, True, _orders(order)[0])
 
     def _atomic_store(self, ptr: Any, value: Any, mask: Any, *order: Any) -> None:
         values = np.broadcast_to(value.data, np.shape(ptr.data))
@@ -305,17 +304,14 @@ class _Accesses:
         self, ptr: Any, value: Any, mask: Any, combine: Callable[..., Any], order: Sequence[Any],
         *, exchange: bool = False,
     ) -> Any:  # fmt: skip
-        """An atomic operation; returns the old values. order: semantics and scope, of which one
-        that is a block's orders no programs."""
-        how, scope = (str(one).rpartition(".")[2] for one in order)
-        acquires, releases = ("ACQUIRE" in how, "RELEASE" in how) if scope != "CTA" else (0, 0)
+        """An atomic operation; returns the old values. order: its semantics and scope."""
+        acquires, releases = _orders(order)
         shape = np.shape(ptr.data)
         values = np.broadcast_to(value.data, shape)
         old = np.zeros(shape, values.dtype)
         for lanes in self._parts(ptr, _active(mask, shape), "atomic", True):
             read = self._memory.update(
-                lanes, values, combine, exchange=exchange, acquires=bool(acquires),
-                releases=bool(releases),
+                lanes, values, combine, exchange=exchange, acquires=acquires, releases=releases
             )  # fmt: skip
             old = np.where(lanes.active, read, old)
         return self._interpreter.TensorHandle(old, value.dtype.scalar)
@@ -331,6 +327,13 @@ class _Accesses:
         made = self._dot(wide(left), wide(right), *rest)
         self._memory.computed("product", "dot", (_block(left), _block(right)), _block(made))
         return made
+
+
+def _orders(order: Sequence[Any]) -> tuple[bool, bool]:
+    """Whether an atomic operation of this semantics and scope acquires, and releases, for others
+    than the threads of a program."""
+    how, scope = (str(one).rpartition(".")[2] for one in order)
+    return "ACQUIRE" in how and scope != "CTA", "RELEASE" in how and scope != "CTA"
 
 
 _FOLDS: Mapping[str, str] = {

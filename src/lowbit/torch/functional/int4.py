@@ -107,7 +107,7 @@ def pack_int4(
     zero = None
     if zero_point is not None and bool((zero_point.float() != MIDDLE[4]).any()):
         off = zero_point.float() - MIDDLE[4]
-        whole = bool(((off == off.round()) & (off >= -MIDDLE[4]) & (off < 119)).all())
+        whole = bool(((off == off.round()) & (off >= -MIDDLE[4]) & (off <= MIDDLE[4])).all())
         zero = off.to(torch.int8 if whole else torch.float32)
     return TiledWeight.of(weight, scale, zero, group_size, bits=4)
 

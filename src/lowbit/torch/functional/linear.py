@@ -145,7 +145,7 @@ def linear_choice(
     if activations != "float" and not format.four_bits:
         from lowbit.kernels.triton.fast.scaled import scaled_choice
 
-        return scaled_choice(gpu, M, N, K)
+        return scaled_choice(gpu, M, N, K, itemsize=itemsize)
     if refusal := Tiles().refusal(format, K):
         raise ValueError(f"no kernel serves it on {gpu}: {refusal}")
     from lowbit.kernels.triton.fast.eight_by_four import eight_by_four_choice

@@ -228,10 +228,12 @@ def scaled_matmul(
         scales = x_scale.contiguous()[:, None], w_scale.contiguous()[None, :]
         if blocks:
             scales = x_scale.T.contiguous().T, w_scale.contiguous().T
-        x, w = x.contiguous(), w.contiguous()
+        x, w = aligned(x.contiguous()), aligned(w.contiguous())
         multiply: Any = torch.ops.aten._scaled_mm.default
         z = multiply(x, w.T, *scales, out_dtype=dtype, use_fast_accum=not blocks)
-        return finished(z, extra)
+        if extra == Extra():
+            return z
+        return finished(z.float(), extra.to(torch.float32)).to(dtype)
     if choice.kernel == "PyTorch in float32":
         return by_torch(x, w, x_scale, w_scale, x_zero, extra, torch.float32).to(dtype)
     scales = x_scale, w_scale, x_zero, w_sum
@@ -254,7 +256,10 @@ def _launched(
     if isinstance(config, BlocksConfig):
         extra = Extra(bias, residual, extra.activation)
         return launched(x, w, x_scale, w_scale, extra, dtype, config)
-    config.require(dtype.itemsize)
+    # A residual is added before the result is narrowed.
+    itemsize = 4 if residual is not None else dtype.itemsize
+    config = config.fitting(itemsize)
+    config.require(itemsize)
     z = torch.empty(len(x), len(w), dtype=dtype, device=x.device)
     tiles = config.tiles(len(x), len(w))
     arguments = {
@@ -278,7 +283,7 @@ def _launched(
         "STAGES": config.num_stages,
     }
     # One program of this size fits into a multiprocessor, or two.
-    most = gpu_of(x.device).multiprocessors * max(1, (220 << 10) // config.held(dtype.itemsize))
+    most = gpu_of(x.device).multiprocessors * max(1, (220 << 10) // config.held(itemsize))
     grid = (min(tiles * config.splits, most),)
     launch(scaled_kernel, grid, arguments, num_warps=config.num_warps)
     return z

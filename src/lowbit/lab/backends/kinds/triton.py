@@ -115,6 +115,8 @@ class TritonKernel(KernelBackend):
             return None
         try:
             compiled(self, arguments, dtypes, 90)
+        except (OSError, KeyError):  # no assembler, or no such type: nothing is known
+            return None
         except Exception as error:  # compilers raise many kinds
             said, place = complaint(error, Path(inspect.getfile(self.text)))
             return Finding("not-compiled", said.strip(), place=place, device="Triton's compiler")
