@@ -101,8 +101,7 @@ def _programs(config: Any, case: Case) -> int | None:
     if config is None:
         return None
     M, N = case.sizes["M"], case.sizes["N"]
-    tiles = config.tiles(M, N) if hasattr(config, "tiles") else -(-N // config.rows)
-    return tiles * config.splits
+    return config.tiles(M, N) * config.splits
 
 
 def render(one: GpuExplanation) -> RenderableType:

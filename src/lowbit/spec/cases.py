@@ -139,27 +139,31 @@ def tile_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int
 def _in_blocks(operation: Operation, sizes: Sizes) -> dict[str, int]:
     """The sizes, small ones in place of the first as long as there is too much; nothing if there
     still is."""
-    tensors = (*operation.inputs, operation.result)
     for count in range(len(operation.names)):
         small = dict.fromkeys(operation.names[:count], 5)
         kept = operation.fitted({**sizes, **small})
-        largest = max(math.prod(tensor.shape(kept)) for tensor in tensors)
-        if math.prod(kept.values()) <= _MOST_POINTS and largest <= _MOST_IN_BLOCKS:
+        if (
+            math.prod(kept.values()) <= _MOST_POINTS
+            and _largest(operation, kept) <= _MOST_IN_BLOCKS
+        ):
             return kept
     return {}
 
 
+def _largest(operation: Operation, sizes: Sizes) -> int:
+    """The elements of the largest tensor."""
+    return max(math.prod(one.shape(sizes)) for one in (*operation.inputs, operation.result))
+
+
 def _many(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
     """Sizes with a tensor of more elements than 16 bits count, where blocks are large enough."""
-    tensors = [one for one in (*operation.inputs, operation.result) if one.names]
-    if max(blocks, default=_LEAST_BLOCK) < _LEAST_BLOCK or not tensors:
+    axes = max(len(one.names) for one in (*operation.inputs, operation.result))
+    if max(blocks, default=_LEAST_BLOCK) < _LEAST_BLOCK or not axes:
         return []
-    axes = max(len(one.names) for one in tensors)
     for more in (1, 1.5, 2):
         size = math.ceil(more * math.pow(_BEYOND_16_BITS, 1 / axes))
         sizes = operation.fitted(dict.fromkeys(operation.names, size))
-        most = max(math.prod(tensor.shape(sizes)) for tensor in tensors)
-        if most >= _BEYOND_16_BITS:
+        if _largest(operation, sizes) >= _BEYOND_16_BITS:
             return [sizes] if math.prod(sizes.values()) <= 2 * _MOST_POINTS else []
     return []
 

@@ -87,7 +87,7 @@ def candidates(rule: Config, facts: Sequence[Any], sizes: Sizes, processors: int
             make: Any = type(rule)
             config = replace(make(rows, *rest), splits=splits)
             columns = getattr(config, "columns", M)
-            programs = -(-N // rows) * -(-M // columns) * splits
+            programs = config.tiles(M, N) * splits
             wide = columns > max(16, 64 if type(rule) is ManyRowsConfig else 0, 2 * M - 1)
             deep = 4 * splits > K // 128 or (type(rule) is ScaledConfig and K // 128 % splits)
             many = splits > 1 and programs > _MOST_WAVES * processors

@@ -114,8 +114,9 @@ class Subject(ABC):
         """The programs that there are at these sizes."""
         return (1, 1, 1)
 
-    def refusals(self) -> list[Finding]:
-        """What speaks against it without a run: that a GPU does not compile or launch it."""
+    def refusals(self, case: Case) -> list[Finding]:
+        """What speaks against it besides a run of this case: that it does not compile, or that
+        autotuning spoils its tensors."""
         return []
 
 

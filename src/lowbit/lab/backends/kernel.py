@@ -159,24 +159,24 @@ class KernelSubject(Subject):
         for name in self.operation.names if self.any_sizes else ():
             long = self.operation.fitted({**sizes, name: 4 * _MOST_PROGRAMS})
             try:
-                self.grid_at(long)
+                grid = self.grid_at(long)
             except Exception:  # somebody's own function, of sizes that nobody asks for
                 continue
-            if max(self.grid_at(long)[1:]) > _MOST_PROGRAMS:
+            if max(grid[1:]) > _MOST_PROGRAMS:
                 yield (
-                    f"with {name}={long[name]} the grid is {self.grid_at(long)}, and a GPU "
+                    f"with {name}={long[name]} the grid is {grid}, and a GPU "
                     f"launches {_MOST_PROGRAMS} programs along the second and third axis"
                 )
 
-    def refusals(self) -> list[Finding]:
-        found, sizes = list[Finding](), self.cases()[0][0].sizes
+    def refusals(self, case: Case) -> list[Finding]:
+        found, sizes = list[Finding](), case.sizes
         tensors = (*self.operation.inputs, self.operation.result)
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
         dtypes = {t.name: t.dtype for t in tensors}
         if not self.binding.packed:
             refused = self.kernel.refused(self.binding.arguments(sizes, strides), dtypes)
             found += [] if refused is None else [refused]
-        if self.kernel.alternatives and (spoiled := self._spoiled_by_trials()) is not None:
+        if self.kernel.alternatives and (spoiled := self._spoiled_by_trials(case)) is not None:
             found.append(spoiled)
         return found
 
@@ -217,9 +217,9 @@ class KernelSubject(Subject):
         self.kernel.start(values, self.grid_at(sizes))
         return tensors[self._result]
 
-    def _spoiled_by_trials(self) -> Finding | None:
+    def _spoiled_by_trials(self, case: Case) -> Finding | None:
         """That launches which look for the best configuration change what the last one reads."""
-        trial = Trial.of(self.cases()[0][0], self.request.seed)
+        trial = Trial.of(case, self.request.seed)
         tensors = {one.name: one for one in self.tensors(trial)}
         before = {name: one.storage.copy() for name, one in tensors.items()}
         first = self._run(trial, list(tensors.values()), PLAIN)

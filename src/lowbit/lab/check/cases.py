@@ -44,7 +44,7 @@ def check_request(
         # What is wrong with plain numbers says more.
         findings = [f for f in findings if f.kind != "special-values"]
     else:
-        findings += subject.refusals() or _other_blocks(subject, cases)
+        findings += subject.refusals(cases[0]) or _other_blocks(subject, cases)
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(

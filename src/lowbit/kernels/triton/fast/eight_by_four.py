@@ -52,7 +52,11 @@ from lowbit.kernels.triton.fast.launch import (
 from lowbit.kernels.triton.fast.many_rows import barriers, done_with, load_by_tma, next_stage
 from lowbit.kernels.triton.fast.quantize_rows import quantize_rows
 from lowbit.kernels.triton.fast.tiles import Extra, TiledWeight, words_unit
-from lowbit.kernels.triton.fast.weight_only import weight_only_choice, weight_only_matmul
+from lowbit.kernels.triton.fast.weight_only import (
+    flattened,
+    weight_only_choice,
+    weight_only_matmul,
+)
 
 
 @dataclass(frozen=True)
@@ -298,8 +302,7 @@ def int4_dynamic_matmul(
 ) -> Tensor:
     """x [..., K], whose rows become 8 bits of a dtype, by a weight whose fields follow."""
     weight = TiledWeight(tiles, words, scale, zero, N, K, group_size, bits)
-    flat = x.reshape(-1, K)
-    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    flat, extra = flattened(x, Extra(bias, residual, activation), N)
     gpu, real = gpu_of(x.device), zero is not None and zero.is_floating_point()
     choice = eight_by_four_choice(gpu, len(flat), N, K, x.itemsize, group_size, real)
     if choice.kernel != "eight_by_four_kernel" or not flat.numel() or not N:
@@ -308,8 +311,6 @@ def int4_dynamic_matmul(
             flat = (q.float() * of_x[:, None]).to(x.dtype)
         wide = flat.view(x.shape)
         return weight_only_matmul(wide, *vars(weight).values(), bias, residual, activation)
-    rows = None if residual is None else residual.reshape(-1, N).contiguous()
-    extra = Extra(None if bias is None else bias.contiguous(), rows, activation)
     return _launched(flat, weight, extra, dtype, choice.config).view(*x.shape[:-1], N)
 
 

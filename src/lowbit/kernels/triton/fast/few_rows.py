@@ -47,6 +47,10 @@ class FewRowsConfig(Config, rows=16, num_warps=1, splits=1, positive=("num_stage
     def misfit(self) -> str | None:
         return warps_misfit(self.rows, self.num_warps, self.num_stages)
 
+    def tiles(self, M: int, N: int) -> int:
+        """How many there are in all: each takes all rows of x."""
+        return -(-N // self.rows)
+
 
 def few_rows_config(gpu: Gpu, M: int, N: int, K: int, bits: int, unit: int = 128) -> FewRowsConfig:
     """Enough programs that loads never pause: for each multiprocessor four to seven with up to

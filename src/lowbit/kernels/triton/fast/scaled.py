@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -237,8 +236,8 @@ def scaled_matmul(
     if choice.kernel == "PyTorch in float32":
         return by_torch(x, w, x_scale, w_scale, x_zero, extra, torch.float32).to(dtype)
     scales = x_scale, w_scale, x_zero, w_sum
-    rule = partial(blocks_config if blocks else scaled_config, gpu_of(x.device), M, N, K)
-    config = choice.config or rule()
+    rule: Any = blocks_config if blocks else scaled_config
+    config = choice.config or rule(gpu_of(x.device), M, N, K)
     return _launched(aligned(x), aligned(w), scales, extra, dtype, config)
 
 

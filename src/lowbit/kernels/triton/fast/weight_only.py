@@ -109,7 +109,7 @@ def few(
     rows = None if experts is None else experts.rows
     z = x.new_empty(len(x if rows is None else rows), columns_of(weight.N, extra.activation))
     columns = columns or max(8, 1 << (len(x) - 1).bit_length())
-    tiles, blocks = -(-weight.N // config.rows), 1
+    tiles, blocks = config.tiles(len(z), weight.N), 1
     if experts is not None:
         blocks = experts.blocks(len(z), columns)
     arguments = {
@@ -212,6 +212,17 @@ def weight_only_choice(
     raise AssertionError("the last kernel serves every product")
 
 
+def flattened(x: Tensor, extra: Extra, columns: int) -> tuple[Tensor, Extra]:
+    """x [..., K] as rows without gaps between k, and what follows a product with so many columns,
+    contiguous."""
+    flat = x.reshape(-1, x.shape[-1])
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    rows = None if extra.residual is None else extra.residual.reshape(-1, columns).contiguous()
+    return flat, Extra(
+        None if extra.bias is None else extra.bias.contiguous(), rows, extra.activation
+    )
+
+
 def weight_only_matmul(
     x: Tensor,
     tiles: Tensor,
@@ -229,11 +240,8 @@ def weight_only_matmul(
     """x [..., K], floats of any strides, by a weight whose fields follow: [..., N] or, with a
     gate, [..., N / 2]."""
     weight = TiledWeight(tiles, words, scale, zero, N, K, group_size, bits)
-    flat = x.reshape(-1, K)
-    flat = flat if flat.stride(1) == 1 else flat.contiguous()
     columns = columns_of(N, activation)
-    rows = None if residual is None else residual.reshape(-1, columns).contiguous()
-    extra = Extra(None if bias is None else bias.contiguous(), rows, activation)
+    flat, extra = flattened(x, Extra(bias, residual, activation), columns)
     if not x.numel() or not N:
         z = finished(flat.new_zeros(len(flat), N), extra)
     else:
