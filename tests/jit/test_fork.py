@@ -17,7 +17,7 @@ Words = Callable[..., list[str]]
 # Each thing is done for the first time in a child, in a thread, or in both: programs are compiled,
 # plans are made, properties computed, vectors added. A child ends by a signal if it hangs. The
 # threads rest while a child is at work: what counts is where they are when it is made.
-CODE = """
+WORK = """
 import itertools, os, signal, sys, threading, time, warnings
 import numpy as np
 import lowbit
@@ -31,8 +31,11 @@ shared = lowbit.pack(lowbit.quantize(weight, "int8", axis=1))
 index = lowbit.VectorIndex(64)
 index.add(floats)
 graph = Graph(
-    inputs=("x",), outputs=("y",), constants={"w": weight},
-    nodes=(Node("MatMul", ("x", "w"), ("h",)), Node("Relu", ("h",), ("y",))),
+    inputs=("x",), outputs=("y", "z"), constants={"w": weight},
+    nodes=(
+        Node("MatMul", ("x", "w"), ("h",)), Node("Relu", ("h",), ("y",)),
+        Node("Attention", ("h", "h", "h"), ("z",), {"is_causal": True}),
+    ),
     tensors={"x": Tensor("float32", ("rows", 64)), "w": Tensor("float32", (64, 48))},
 )
 session = Session(graph)
@@ -61,6 +64,9 @@ def searched(n):
 def added(n):
     index.add(floats[:2], ids=[1000 + 2 * n, 1001 + 2 * n])
 
+def removed(n):
+    index.remove([1000 + 2 * n])
+
 def gemms(n):
     lowbit.gemm(floats[: 1 + n % 40], weight, threads=1 + n % 3)
 
@@ -72,6 +78,11 @@ def repeat(one):
         busy.wait()
         one(next(numbers))
 
+"""
+
+CODE = (
+    WORK
+    + """
 threads = [threading.Thread(target=repeat, args=(one,)) for one in work]
 for thread in threads:
     thread.start()
@@ -95,7 +106,32 @@ busy.set()
 for thread in threads:
     thread.join()
 """
+)
+
+# NumPy imports parts of itself when they are first used: `np.unique` does.
+IMPORTS = (
+    WORK
+    + """
+from lowbit.jit.compile import LOCK
+from lowbit.registry.locks import importing
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if threading.get_ident() not in +importing._begun and not LOCK._is_owned():
+            print(name)
+
+sys.meta_path.insert(0, Finder())
+for _ in range(3):
+    for one in (*work, removed):
+        one(next(numbers))
+        one(next(numbers) + 10_000)
+"""
+)
 
 
 def test_a_child_can_do_everything_whatever_other_threads_did(words: Words) -> None:
     assert words(CODE, "8") == ["0"] * 8
+
+
+def test_a_fork_waits_for_whatever_a_call_imports(words: Words) -> None:
+    assert words(IMPORTS) == []

@@ -82,7 +82,7 @@ class Sampler:
         how = self.sampling
         if how.repeat_penalty == 1 or how.last == 0 or not len(ids):
             return logits
-        seen = np.unique(np.asarray(ids[-how.last :], np.intp))
+        seen = sorted(set(ids[-how.last :]))
         changed, found = logits.copy(), logits[seen]
         changed[seen] = np.where(found > 0, found / how.repeat_penalty, found * how.repeat_penalty)
         return changed

@@ -97,7 +97,8 @@ def _content(
         raise ValueError(f"next_id must be an integer from 0 on, got {next_id!r}")
     content = replace(empty, parts=tuple(parts), dimension_scale=scales, named=named,
                       next_id=total if next_id is None else next_id)  # fmt: skip
-    if named and (len(np.unique(content.ids)) < total or content.ids.min(initial=0) < 0):
+    ascending = np.sort(content.ids)
+    if named and ((ascending[1:] == ascending[:-1]).any() or content.ids.min(initial=0) < 0):
         raise ValueError("its ids are not numbers from 0 on that differ")
     return content
 

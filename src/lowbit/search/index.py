@@ -199,8 +199,8 @@ class VectorIndex:
         given = np.asarray(ids)
         wanted = as_ids(given[None] if given.ndim == 0 else given, "ids")
         with self._lock:
-            found = np.unique(self._content.positions(wanted))
-            found = found[found >= 0]
+            found = self._content.positions(wanted)
+            found, _ = np.unique(found[found >= 0], return_inverse=True)
             if len(found):
                 self._known = None
                 self._content = self._content.without(found)

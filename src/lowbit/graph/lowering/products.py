@@ -26,6 +26,7 @@ from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import panel_bytes
 from lowbit.product.prepared import Prepared
 from lowbit.product.product import Layout
+from lowbit.registry.locks import importing
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -122,7 +123,8 @@ def row_parameters(lowering: Lowering, tensor: Tensor) -> tuple[Place, Place]:
 
 def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = None) -> None:
     """Add the launches of out = a @ b + bias, of float32; bias [N] is added to each row."""
-    from lowbit.product.gemm import CopyFirst, factors, prepare_gemm  # not for 8 bits alone
+    with importing():  # not for 8 bits alone
+        from lowbit.product.gemm import CopyFirst, factors, prepare_gemm
 
     added = None if bias is None else Layout(_FLOAT32, out.shape, (0, 4))
     prepared = prepare_gemm(

@@ -20,6 +20,7 @@ from lowbit.graph.lowering.elementwise import (
 from lowbit.graph.lowering.movement import reshaped
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import Place, View
+from lowbit.registry.locks import importing
 
 _HEADS_TOGETHER = {3: (1, 0, 2), 4: (0, 2, 1, 3)}
 """The order in memory of an output, by its rank: most readers want all heads of a query at once."""
@@ -35,7 +36,8 @@ def _attention(node: Node, q: Array, k: Array, v: Array, mask: Array | None = No
     `causal_diagonal` if left out, and 0 in ONNX and PyTorch. A row that attends to no key is all
     zeros. (Vaswani et al. 2017, arXiv:1706.03762.)
     """
-    from lowbit.spec.attention import attention_weights  # not for networks that only run
+    with importing():  # not for networks that only run
+        from lowbit.spec.attention import attention_weights
 
     _check(q.shape, k.shape, v.shape)
     group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
@@ -52,7 +54,8 @@ def diagonal_of(node: Node, queries: int, keys: int) -> int | None:
     """Query i attends to the keys 0 to i + this; None: to all."""
     if not node.get("is_causal"):
         return None
-    from lowbit.spec.attention import causal_diagonal  # not for networks without
+    with importing():  # not for networks without
+        from lowbit.spec.attention import causal_diagonal
 
     return node.get("diagonal", causal_diagonal(queries, keys))
 
@@ -102,9 +105,9 @@ def _mask(lowering: Lowering, view: View, shape: tuple[int, ...]) -> View:
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
     """Bytes are multiplied as bfloat16, which holds them, and float32 as float32."""
-    # Not for networks without attention.
-    from lowbit.kernels.cpu.attention import plan as plans
-    from lowbit.kernels.cpu.attention.attention import attention
+    with importing():  # not for networks without attention
+        from lowbit.kernels.cpu.attention import plan as plans
+        from lowbit.kernels.cpu.attention.attention import attention
 
     views = [lowering.view(name) for name in node.inputs[:3]]
     formats = {one.tensor.dtype if one.tensor.scale is not None else "" for one in views}

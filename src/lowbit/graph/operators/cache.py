@@ -13,6 +13,7 @@ from lowbit.graph.lower import Lowering, itemsize
 from lowbit.graph.lowering.elementwise import compute, format_of, in_format, plain
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import View
+from lowbit.registry.locks import importing
 
 if TYPE_CHECKING:
     from lowbit.kernels.cpu.attention.chunks import CachedForm
@@ -90,11 +91,11 @@ def _sizes(node: Node, q: Sizes, k: Sizes, v: Sizes, rotation: Sizes, *others: S
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    # Not for networks without a cache.
-    from lowbit.kernels.cpu.attention import cached
-    from lowbit.kernels.cpu.attention import chunks as cut
-    from lowbit.kernels.cpu.attention import plan as plans
-    from lowbit.kernels.cpu.attention.attention import attention
+    with importing():  # not for networks without a cache
+        from lowbit.kernels.cpu.attention import cached
+        from lowbit.kernels.cpu.attention import chunks as cut
+        from lowbit.kernels.cpu.attention import plan as plans
+        from lowbit.kernels.cpu.attention.attention import attention
 
     q, k, v, rotation, positions, cache, *slots = map(lowering.view, node.inputs)
     (rows, all_heads, size), heads = q.shape, k.shape[1]

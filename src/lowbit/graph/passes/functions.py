@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.random import default_rng
 
 from lowbit.graph.graph import Node
 from lowbit.graph.operator import Array, operators
@@ -108,7 +109,7 @@ def normalization(values: Values, node: Node) -> Replacement | None:
     if not given.ndim:
         return None
     vector = np.linspace(1, 2, given.size).reshape(given.shape)  # tiny numbers would hide all else
-    rows = np.random.default_rng(0).standard_normal((len(_SPREAD), *given.shape)).T * _SPREAD
+    rows = default_rng(0).standard_normal((len(_SPREAD), *given.shape)).T * _SPREAD
     samples, found = (rows + 10 * _SPREAD).T, None
     for x, result, numbers in _functions(values, node, samples, {scale: vector}):
         for op in _NORMS:
