@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 _LARGE_PAGE = 1 << 21  # bytes
+_SLAB = 4 * _LARGE_PAGE
 _ADDRESSABLE = 1 << 56  # bytes: no address of any CPU has more bits
 _RECYCLED = range(32 << 20, (128 << 20) + 1)  # bytes; what is smaller, glibc's malloc keeps itself
 
@@ -25,7 +26,7 @@ def aligned_empty(
 ) -> npt.NDArray[Any]:
     """An uninitialised array whose first byte is at a multiple of 64.
 
-    lasting: it is made once and read often, in large pages where it has whole ones. Memory that is
+    lasting: it is made once and read often, in large pages, which small ones share. Memory that is
     soon given back is better taken from what the process has already.
 
     recycled: it is a result, which is put in the memory of an earlier one that is gone, if it is
@@ -37,8 +38,8 @@ def aligned_empty(
     size = math.prod(shape) * kind.itemsize
     if size > _ADDRESSABLE:
         raise MemoryError(f"an array {shape} of {kind} takes {size} bytes, which no machine has")
-    if lasting and size >= _LARGE_PAGE:
-        raw = _in_large_pages(size)
+    if lasting:
+        raw = _in_slab(size) if size < _LARGE_PAGE else _in_large_pages(size)
     elif recycled and size in _RECYCLED:
         raw = np.asarray(_Owner(_block(size)))
     else:
@@ -59,6 +60,21 @@ def _in_large_pages(size: int) -> npt.NDArray[np.uint8]:
     with suppress(OSError, AttributeError):  # a system that has none
         memory.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE_PAGE * _LARGE_PAGE)
     return raw[start : start + size]
+
+
+_slabs: deque[npt.NDArray[np.uint8]] = deque(maxlen=2)
+
+
+def _in_slab(size: int) -> npt.NDArray[np.uint8]:
+    """Memory for so many bytes in a slab of large pages, behind that of other small arrays. A slab
+    is gone when all of its arrays are. Who takes one from the deque has it alone; see `_Owner`."""
+    rest = np.empty(0, np.uint8)
+    with suppress(IndexError):
+        rest = _slabs.pop()
+    if size > len(rest):
+        rest = _in_large_pages(_SLAB)
+    _slabs.append(rest[size + -size % ALIGNMENT :])
+    return rest[:size]
 
 
 recycled_empty = partial(aligned_empty, recycled=True)
