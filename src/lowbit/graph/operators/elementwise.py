@@ -366,8 +366,8 @@ def _power(x: Array, y: Array) -> Array:
 def _powered(lowering: Lowering, node: Node) -> None:
     """Of exponents that are known and common, a formula."""
     known = lowering.graph.constants.get(node.inputs[1])
-    same = isinstance(known, np.ndarray) and known.size and (known == known.flat[0]).all()
-    exponent = known.flat[0].item() if same else 0
+    each = set(known.flat) if isinstance(known, np.ndarray) else set()
+    exponent = each.pop().item() if len(each) == 1 else 0
     formulas: dict[float, Formula] = {
         1: ((0,), ()),
         2: ((0, 0, "mul"), ()),
