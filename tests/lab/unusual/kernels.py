@@ -136,6 +136,19 @@ def takes_strides(
 
 
 @triton.jit
+def result_of_another_name(
+    x_ptr, y_ptr, c_ptr, N0, N1, stride_c0, stride_c1, B0: tl.constexpr, B1: tl.constexpr
+):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    j = tl.program_id(1) * B1 + tl.arange(0, B1)
+    x = tl.load(x_ptr + i, mask=i < N0)
+    y = tl.load(y_ptr + j, mask=j < N1)
+    inside = (j < N1)[:, None] & (i < N0)[None, :]
+    at = j[:, None] * stride_c0 + i[None, :] * stride_c1
+    tl.store(c_ptr + at, x[None, :] + y[:, None], mask=inside)
+
+
+@triton.jit
 def _shifted(x, by):
     return x + by
 
@@ -235,6 +248,7 @@ UNUSUAL = [
     (adds_once_when_tuned, {"spec": long_sum, "grid": rows, "initial": 0.0}, ()),
     (restored_when_tuned, {**ADD, "output": "x"}, ()),
     (takes_strides, {"spec": outer_add_blocks, "grid": tiles}, ()),
+    (result_of_another_name, {"spec": outer_add_blocks, "grid": tiles}, ()),
     (tuned_with_a_helper, ADD, ()),
     (unmasked_where_it_fits, ADD, ()),
     (leaves_early, {**ADD, "grid": one_too_many}, ()),

@@ -171,6 +171,17 @@ def changed_in_place_when_tuned(x_ptr, N0, B0: tl.constexpr):
     tl.store(x_ptr + i, tl.load(x_ptr + i, mask=i < N0) + 10.0, mask=i < N0)
 
 
+@triton.jit
+def gap_behind_a_row_is_forgotten(x_ptr, z_ptr, stride_x0, T, B1: tl.constexpr):
+    x = x_ptr + tl.program_id(0) * stride_x0
+    total = 0.0
+    for start in range(0, T, B1):
+        j = start + tl.arange(0, B1)
+        total += tl.sum(tl.load(x + j, mask=j < T, other=0.0), axis=0)
+        x += stride_x0 - T
+    tl.store(z_ptr + tl.program_id(0), total)
+
+
 ADD = {"spec": add_constant_blocks, "grid": blocks}
 OUTER = {"spec": outer_add_blocks, "grid": all_tiles, "B0": 16, "B1": 16, "GROUP": 4}
 TWO = {"spec": sum_of_two, "grid": matrix}
@@ -182,6 +193,7 @@ WRONG = [
     (offsets_of_16_bits, ADD, "unwritten", None),
     (stride_of_another, TWO, "wrong-values", None),
     (inner_stride_of_the_second_block, TWO, "out-of-bounds-load", "inner"),
+    (gap_behind_a_row_is_forgotten, {"spec": long_sum, "grid": rows}, "out-of-bounds-load", None),
     (last_of_the_largest, {"spec": first_of_the_largest, "grid": rows}, "wrong-values", None),
     (squares_overflow, {"spec": scaled_length, "grid": rows}, "wrong-values", None),
     (variance_in_one_pass, {"spec": variance, "grid": rows}, "wrong-values", None),

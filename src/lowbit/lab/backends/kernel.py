@@ -108,7 +108,7 @@ class KernelSubject(Subject):
     binding: Binding
 
     def cases(self) -> tuple[list[Case], list[str]]:
-        strided, blocks = bool(self.binding.takes_strides), tuple(self.binding.blocks.values())
+        strided, blocks = bool(self.binding.strides_taken), tuple(self.binding.blocks.values())
         # A thousand blocks take too long in a slow one.
         cases = cases_of(self.operation, blocks, strided, not self.slow)
         fixed = any(isinstance(n, int) and n > 1 for n in self.request.given.values())
@@ -183,23 +183,24 @@ class KernelSubject(Subject):
     def tensors(self, trial: Trial) -> list[CheckedTensor]:
         """Fresh tensors that hold the inputs, and the result's."""
         case = trial.case
-        strided, initial = self.binding.takes_strides, self.request.initial
+        free, initial = self.binding.strides_taken, self.request.initial
         packed = {one.name: (name, one.pack) for name, one in self.binding.packed.items()}
         tensors: list[CheckedTensor] = []
         for type_ in self.operation.inputs:
             values = trial.inputs[type_.name]
-            layout = case.layout if type_.name in strided else "contiguous"
+            axes = free.get(type_.name, ())
             role = "both" if type_.name == self.request.output else "input"
             if type_.name in packed:
                 name, pack = packed[type_.name]
                 values = pack(values)
                 type_ = TensorType(name, values.dtype.name, tuple(map(str, values.shape)))
-            tensors.append(tensor_of(type_, values, layout, role))
+            tensors.append(tensor_of(type_, values, case.layout, role, free=axes))
         if self.request.output is None:
             result = self.operation.result
-            layout = case.layout if result.name in strided else "contiguous"
+            axes = free.get(result.name, ())
             filled = np.full(result.shape(case.sizes), initial or 0, storage_dtype(result.dtype))
-            tensors.append(tensor_of(result, filled, layout, "output", initial is not None))
+            known = initial is not None
+            tensors.append(tensor_of(result, filled, case.layout, "output", known, axes))
         return tensors
 
     @property

@@ -76,17 +76,14 @@ class Binding:
         return {p: n for p, n in self.blocks.items() if p in self.proposed}
 
     @property
-    def takes_strides(self) -> tuple[str, ...]:
-        """The tensors of which the kernel takes every stride."""
-        given = [source for source in self.sources.values() if isinstance(source, Stride)]
+    def strides_taken(self) -> dict[str, set[int]]:
+        """For each tensor that the kernel takes strides of, the axes that they belong to."""
+        taken: dict[str, set[int]] = {}
+        for source in self.sources.values():
+            if isinstance(source, Stride):
+                taken.setdefault(source.name, set()).add(source.axis)
         passed = {s.name for s in self.sources.values() if isinstance(s, TensorArgument)}
-        return tuple(
-            type_.name
-            for type_ in (*self.operation.inputs, self.operation.result)
-            if type_.name in passed
-            and type_.dims
-            and all((type_.name, axis) in given for axis in range(len(type_.dims)))
-        )
+        return {name: axes for name, axes in taken.items() if name in passed}
 
     def arguments(
         self, sizes: Sizes, strides: Mapping[str, Sequence[int]]
@@ -129,13 +126,15 @@ def bind(
             f"{', '.join(p.name for p in parameters)}"
         )
     pointers = _pointer_names(operation, output)
+    if output is None and (other := _other_name(parameters, operation, {**pointers, **given})):
+        pointers[other] = TensorArgument(operation.result.name)
     packed = {name: one for name, one in given.items() if isinstance(one, Packed)}
     known = {**pointers, **operation.static, **given, **{p: TensorArgument(p) for p in packed}}
     sources: dict[str, Any] = {}
     proposed: set[str] = set()
     for parameter in parameters:
         name, default = parameter.name, parameter.default
-        found = _stride_named(name, operation) or _size_named(name, operation)
+        found = _found(name, operation, pointers)
         if name in known:
             sources[name] = known[name]
         elif found is not None:
@@ -166,6 +165,29 @@ def _pointer_names(operation: Operation, output: str | None) -> dict[str, Tensor
     return {name: TensorArgument(tensor) for name, tensor in names.items()}
 
 
+def _other_name(
+    parameters: Sequence[Parameter], operation: Operation, known: Mapping[str, Any]
+) -> str | None:
+    """The parameter that is the result by being the one that nothing else is meant by, if there is
+    just one, whatever it is called: c_ptr, whose strides are stride_cm or stride_c0."""
+    if any(p.name in known and known[p.name] == known["z"] for p in parameters):
+        return None
+    unclear = [p.name for p in parameters
+               if not p.constant and p.default is None and p.name not in known]  # fmt: skip
+
+    def rest(result: str) -> list[str]:
+        pointers = {**known, result: known["z"]}
+        return [name for name in unclear if not _found(name, operation, pointers)]
+
+    fitting = [name for name in unclear if rest(name) == [name]]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _found(name: str, operation: Operation, pointers: Mapping[str, Any]) -> Stride | Block | None:
+    """The stride or the size that a parameter stands for."""
+    return _stride_named(name, operation, pointers) or _size_named(name, operation)
+
+
 def _size_named(name: str, operation: Operation) -> Block | None:
     alike = [size for size in operation.names if size.lower() == name.lower()]
     if name in operation.names:
@@ -173,10 +195,12 @@ def _size_named(name: str, operation: Operation) -> Block | None:
     return itemgetter(alike[0]) if len(alike) == 1 else None
 
 
-def _stride_named(name: str, operation: Operation) -> Stride | None:
-    tensors: dict[str, TensorType] = {t.name: t for t in operation.inputs}
-    tensors = {"z": operation.result, operation.result.name: operation.result, **tensors}
-    for prefix, tensor in tensors.items():
+def _stride_named(name: str, operation: Operation, pointers: Mapping[str, Any]) -> Stride | None:
+    types = {t.name: t for t in (*operation.inputs, operation.result)}
+    for pointer, argument in pointers.items():
+        if not isinstance(argument, TensorArgument):
+            continue
+        prefix, tensor = re.escape(pointer.removesuffix("_ptr")), types[argument.name]
         axes = {str(axis): axis for axis in range(len(tensor.dims))}
         axes |= {dim.lower(): axis for axis, dim in enumerate(tensor.dims)}
         either = rf"(?:stride_{prefix}|{prefix}_stride)_?(\w+)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -90,13 +90,15 @@ class CheckedTensor:
 
 
 def tensor_of(
-    type_: TensorType, values: Array, layout: Layout, role: Role, initialised: bool = True
-) -> CheckedTensor:
-    """A fresh tensor that holds these values, or nothing yet, in this layout. Only an input is
-    expanded, and gaps are others for each name."""
+    type_: TensorType, values: Array, layout: Layout, role: Role, initialised: bool = True,
+    free: Collection[int] | None = None,
+) -> CheckedTensor:  # fmt: skip
+    """A fresh tensor that holds these values, or nothing yet, in this layout, so far as the strides
+    of the axes in `free` allow (None: of all). Only an input is expanded, and gaps are others for
+    each name."""
     stored = values.view(storage_dtype(type_.dtype))
     layout = "rows" if layout == "expanded" and role != "input" else layout
-    strides = strides_of(values.shape, layout, 3 + sum(map(ord, type_.name)) % 5)
+    strides = strides_of(values.shape, layout, 3 + sum(map(ord, type_.name)) % 5, free)
     return CheckedTensor(type_, stored, strides, role, initialised)
 
 
@@ -132,16 +134,26 @@ def widened(values: Array, dtype: str) -> Array:
     return known.widened(values.view(known.storage))
 
 
-def strides_of(shape: tuple[int, ...], layout: Layout, gap: int = 3) -> tuple[int, ...]:
+def strides_of(
+    shape: tuple[int, ...], layout: Layout, gap: int = 3, free: Collection[int] | None = None
+) -> tuple[int, ...]:
     """Strides in elements. "padded": gaps between elements and rows; "transposed": the axes lie
-    in reverse order, with gaps; "rows": gaps between rows; "expanded": besides, one row for all."""
-    order = range(len(shape)) if layout == "transposed" else range(len(shape) - 1, -1, -1)
+    in reverse order, with gaps; "rows": gaps between rows; "expanded": besides, one row for all.
+
+    free: the axes whose strides may be any (None: all are). Where some may not, gaps lie only
+    between rows, along axes that are free with all before them.
+    """
+    axes = range(len(shape))
+    loose = next((axis for axis in axes if free is not None and axis not in free), len(shape))
+    if loose < len(shape) and layout in ("padded", "transposed"):
+        layout = "rows"
     strides = [0] * len(shape)
     step = 2 if layout == "padded" else 1
-    for axis in order:
+    for axis in axes if layout == "transposed" else reversed(axes):
         strides[axis] = step
-        step = step * shape[axis] + (0 if layout == "contiguous" else gap)
-    return (0, *strides[1:]) if layout == "expanded" and len(shape) > 1 else tuple(strides)
+        step = step * shape[axis] + (0 if layout == "contiguous" or axis > loose else gap)
+    expanded = layout == "expanded" and len(shape) > 1 and loose
+    return (0, *strides[1:]) if expanded else tuple(strides)
 
 
 def poison(dtype: np.dtype[Any]) -> Any:
