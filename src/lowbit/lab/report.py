@@ -31,6 +31,8 @@ TITLES: Mapping[str, str] = {
     "rounding-order": "rounding changes with the order of the programs",
     "undefined-lanes": "relies on lanes that a mask leaves undefined",
     "special-values": "special numbers come out as NaN or infinity, and should not",
+    "nan-leak": "NaN or infinity reaches a result that does not depend on it",
+    "nan-chosen": "the order of NaN and numbers is another one than the reference's",
     "block-sizes": "wrong with other block sizes",
     "wrong-result": "returns something else than the specification's result",
     "crash": "the kernel stops with an error",

@@ -42,7 +42,7 @@ def check_request(
     shown = next((cases[number] for number in sorted(found) if found[number]), None)
     if any(f.severity == "error" for f in findings):
         # What is wrong with plain numbers says more.
-        findings = [f for f in findings if f.kind != "special-values"]
+        findings = [f for f in findings if f.kind not in ("special-values", "nan-chosen")]
     else:
         findings += subject.refusals(cases[0]) or _other_blocks(subject, cases)
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
@@ -176,17 +176,30 @@ def _again(subject: Subject, run: Run) -> list[Finding]:
         kind = "rounding-order" if rounding else "order-dependent"
         severity = "warning" if rounding else "error"
         findings.append(Finding(kind, message, severity, tensor=name, index=index))
-    if other.memory.undefined and not other.same_as(plain):
-        findings.append(
-            Finding(
-                "undefined-lanes",
-                "a masked load without other= gives its masked lanes no value, and the result "
-                "depends on them; pass other=",
-                "warning",
-                tensor=run.output.name,
-            )
-        )
-    return findings
+    return [*findings, *_undefined(subject, other, plain, order)]
+
+
+def _undefined(subject: Subject, other: Run, plain: Run, order: int | None) -> list[Finding]:
+    """That a result, or where it is read from, depends on lanes that a mask leaves undefined;
+    other: the run in which these held poison; order: of the programs, in both."""
+    known = {(f.kind, f.tensor) for f in plain.memory.findings}
+    stray = [f for f in other.memory.findings if (f.kind, f.tensor) not in known]
+    stray = [f for f in stray if f.kind.startswith("out-of-bounds")]
+    if not other.memory.undefined or (other.same_as(plain) and not stray):
+        return []
+    lines = list(other.memory.undefined)
+    guilty = lines[:1]
+    if len(lines) > 1 and not stray:
+        ways = ((at, Way(order, at)) for at in lines if at is not None)
+        alone = ((at, subject.run(plain.trial, way)) for at, way in ways)
+        guilty = [at for at, run in alone if run.crash or not run.same_as(plain)]
+    what = f"an access to {stray[0].tensor}" if stray else "the result"
+    message = (
+        f"a masked load without other= gives its masked lanes no value, and {what} depends on "
+        "them; pass other=, or choose with tl.where what is used"
+    )
+    place, tensor = next(iter(guilty), None), plain.output.name
+    return [Finding("undefined-lanes", message, place=place, tensor=tensor)]
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:

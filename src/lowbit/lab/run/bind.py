@@ -96,7 +96,7 @@ class Binding:
         def value(source: Any) -> Any:
             if isinstance(source, Stride):
                 return strides[source.name][source.axis]
-            return source(sizes) if callable(source) else source
+            return source(sizes) if is_of_sizes(source) else source
 
         return {name: value(source) for name, source in self.sources.items()}
 
@@ -108,6 +108,13 @@ class Binding:
             if not isinstance(source, (TensorArgument, Stride))
         }
         return {**sizes, **replace(self, sources=numbers).arguments(sizes, {})}
+
+
+def is_of_sizes(value: Any) -> bool:
+    """Whether a value that is given is a function of the sizes, and none that a kernel calls: one
+    under triton.jit, or of Triton's language."""
+    of_kernels = hasattr(value, "fn") or getattr(value, "__triton_builtin__", False)
+    return callable(value) and not of_kernels
 
 
 def bind(

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from lowbit.kernels.triton import NEWEST, OLDEST
+from lowbit.lab.run.folds import replacements
 from lowbit.lab.run.language import Bfloat16, Transformer, counting, logic, truth
 from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.outcome import refusals
-from lowbit.lab.run.tensor import poison
 from lowbit.lab.run.trace import Block, Kind, Step, block
 from lowbit.registry.extras import install
 from lowbit.registry.locks import Lock
@@ -74,7 +74,9 @@ _OF_INTERPRETER = (
     "FunctionRewriter.ast_transformer",
     "InterpretedFunction",
     "ReduceOps.apply_impl",
+    "ReduceOps.generic_reduce",
     "ScanOps.apply_impl",
+    "ScanOps.generic_scan",
     "TensorHandle.__post_init__",
     "_get_np_dtype",
     "_implicit_cvt",
@@ -119,6 +121,8 @@ def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]
         scope = interpreter._patch_lang(visible)
         try:
             for holder, name, value in _replaced(tl, interpreter, memory, call, count):
+                scope.set_attr(holder, name, value)
+            for holder, name, value in replacements(interpreter, tl.standard):
                 scope.set_attr(holder, name, value)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
                 scope.set_attr(ops, "apply_impl", accesses.folded(ops))
@@ -264,12 +268,14 @@ class _Accesses:
         element = ptr.get_element_ty()
         dtype = self._interpreter._get_np_dtype(element)
         shape = np.shape(ptr.data)
-        if other is None:
-            values = np.full(shape, poison(dtype) if self._memory.poisoned else 0, dtype)
-        else:
-            values = np.broadcast_to(other.data, shape).astype(dtype)
         masked, active = mask is not None, _active(mask, shape)
-        self._memory.undefined |= other is None and not active.all()
+        if other is not None:
+            values = np.broadcast_to(other.data, shape).astype(dtype)
+        elif active.all():
+            values = np.zeros(shape, dtype)
+        else:
+            name = "bfloat16" if element == self._interpreter.tl.bfloat16 else dtype.name
+            values = self._memory.undefined_values(name, shape)
         for lanes in self._parts(ptr, active, "load", masked):
             values = self._memory.load(lanes, values, volatile=volatile, acquires=acquires)
         return self._interpreter.TensorHandle(values, element)
