@@ -209,9 +209,10 @@ def test_a_lost_special_value_is_an_error(kernel: Any, spec: Any, grid: Any, fil
 def test_a_maximum_may_drop_a_nan_and_says_so() -> None:
     result = check(maximum_without_nan, largest_of_row, grid=rows, device="cpu")
     assert result.ok, str(result)
-    assert [f.kind for f in result.findings] == ["nan-chosen"]
+    assert "nan-chosen" in {f.kind for f in result.findings}
     silent = operation(excludes=("nan",))(largest_of_row)
-    assert not check(maximum_without_nan, silent, grid=rows, device="cpu").findings
+    other = check(maximum_without_nan, silent, grid=rows, device="cpu")
+    assert "nan-chosen" not in {f.kind for f in other.findings}
 
 
 @triton.jit

@@ -20,6 +20,7 @@ TITLES: Mapping[str, str] = {
     "out-of-bounds-load": "reads outside of a tensor",
     "out-of-bounds-store": "writes outside of a tensor",
     "input-written": "writes to an input",
+    "offset-overflow": "offsets wrap in large tensors",
     "unwritten": "elements never written",
     "unwritten-read": "reads an element before it is written",
     "write-conflict": "two programs write different values to one element",

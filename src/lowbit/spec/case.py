@@ -16,7 +16,7 @@ from lowbit.spec.data import CORNERS, FILLS, FURTHER, SPECIAL, Draw, draw_values
 from lowbit.spec.dtypes import FLOAT32_UNIT, Array, DType
 from lowbit.spec.operation import Operation, Sizes
 from lowbit.spec.post_ops import applied
-from lowbit.spec.rounding import rounded
+from lowbit.spec.rounding import TF32_UNIT, rounded
 
 # Comparing a result with its reference.
 
@@ -100,6 +100,8 @@ Inputs = Mapping[str, Array]
 _PERTURBATIONS = 12
 # Roundings of an element besides those of its sum: a product, exp2 with its argument, a division.
 _OWN_ROUNDINGS = 8
+# Roundings to TF32, of both factors, in the largest of a few random moves.
+_ROUNDINGS_TO_TF32 = 4
 
 
 def fills_of(operation: Operation) -> tuple[str, ...]:
@@ -246,6 +248,17 @@ class Case:
                 value = value.astype(np.float64)
                 budget = self._perturbed(exact, value, np.random.default_rng(seed))
         return Expected(value, np.broadcast_to(budget, shape), one.result.format)
+
+    def expect_in_tf32(self, inputs: Inputs, expected: Expected, seed: int = 0) -> Expected:
+        """The same where products of float32 are rounded to TF32: the error may be four times what
+        such roundings of the inputs make besides. As it was if the operation does not allow it."""
+        one = self.operation
+        if not (one.tf32 and one.result.is_float):
+            return expected
+        value, rng = expected.reference.astype(np.float64), np.random.default_rng(seed)
+        with np.errstate(all="ignore"):
+            move = self._moved(self.exact(inputs), value, TF32_UNIT, rng)
+        return replace(expected, budget=expected.budget + _ROUNDINGS_TO_TF32 * move)
 
     def _without_range(self, error: Exception) -> str:
         """What to do against an error of the reference, if an input that nobody gave a range may

@@ -102,7 +102,7 @@ class Operation:
     input of integers, the least value and one more than the largest: numbers, or expressions of
     sizes and static parameters. excludes: kinds of data that it is not tried with. at_least: the
     smallest that a size may be, 1 unless it says 0. sized: the sizes that the reference is given,
-    by name.
+    by name. tf32: whether factors of float32 may be rounded to TF32, as tl.dot does by default.
     """
 
     name: str
@@ -135,6 +135,7 @@ class Operation:
     excludes: tuple[str, ...] = ()
     at_least: Mapping[str, int] = field(default_factory=dict)
     sized: tuple[str, ...] = ()
+    tf32: bool = True
 
     def __str__(self) -> str:
         return self.name

@@ -25,6 +25,20 @@ def to_24_bits(values: Array) -> Array:
     return np.where(np.isfinite(values), rounded.view(np.float64).reshape(values.shape), values)
 
 
+TF32_UNIT = 2.0**-11
+"""The unit roundoff of TF32, in which tensor cores multiply float32: ten bits of mantissa."""
+
+_LOST_IN_TF32 = 13
+
+
+def to_tf32(values: Array) -> Array:
+    """Float32 rounded to TF32, half away from zero (PTX ISA, cvt.rna.tf32.f32)."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    lost = np.uint32((1 << _LOST_IN_TF32) - 1)
+    rounded = (bits + np.uint32(1 << _LOST_IN_TF32 - 1)) & ~lost
+    return np.where(np.isfinite(values), rounded.view(np.float32), values)
+
+
 class Rounded(np.ndarray):
     """An array of which every result of NumPy's functions is a Rounded again, and rounded if it is
     of float64."""

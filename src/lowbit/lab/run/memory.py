@@ -68,10 +68,14 @@ class Memory:
     frames are not the text of a kernel. most_steps: how many steps of an interpreter a program may
     take; no limit if None.
 
-    `atomics` says whether there were atomic operations, `undefined` has the lines with masked lanes
+    `atomics` says whether there were atomic operations, `tf32` whether products of float32 were
+    rounded to TF32, `undefined` has the lines with masked lanes
     that were given no other value. `kernel` is set to the name of the one that runs, where there
     are several, and `running` is the program; `begun` are all programs, by their numbers.
     """
+
+    # Called where a sum or product of 32 bits wraps, if somebody wants to know.
+    wrapped: Callable[[], None] | None = None
 
     def __init__(
         self, tensors: Sequence[CheckedTensor], *, machinery: Sequence[str] = (),
@@ -82,7 +86,7 @@ class Memory:
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.recorder, self.poisoned = recorder, poisoned
         self.machinery = (_LAB, *machinery)
-        self.atomics = False
+        self.atomics = self.tf32 = False
         self.undefined: dict[Place | None, None] = {}
         self.number = 0
         self.running: Program | None = None

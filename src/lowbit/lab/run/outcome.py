@@ -16,6 +16,7 @@ from lowbit.lab.run.memory import EndlessError, Memory
 from lowbit.lab.run.special import forgiven, leaked
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor, widened
 from lowbit.lab.run.trace import Place, Program
+from lowbit.registry.locks import cached_property
 from lowbit.spec import SPECIAL, Array, Case, Expected, Sizes
 from lowbit.spec.dtypes import FLOAT32_UNIT
 
@@ -61,6 +62,11 @@ class Trial:
         inputs = case.inputs(seed)
         return cls(case, inputs, case.expect(inputs, seed))
 
+    @cached_property
+    def in_tf32(self) -> Expected:
+        """What has to come of it where products of float32 are rounded to TF32."""
+        return self.case.expect_in_tf32(self.inputs, self.expected)
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -78,9 +84,14 @@ class Run:
         return widened(self.output.values, self.output.type.dtype)
 
     @property
+    def expected(self) -> Expected:
+        """What has to come of it, as the kernel multiplies."""
+        return self.trial.in_tf32 if self.memory.tf32 else self.trial.expected
+
+    @property
     def wrong(self) -> Array:
         """The elements of the result that miss the reference."""
-        return self.trial.expected.wrong(self.result)
+        return self.expected.wrong(self.result)
 
     def same_as(self, other: Run) -> bool:
         """Whether both left the same bits, NaN aside."""
@@ -157,7 +168,7 @@ def judge(run: Run) -> list[Finding]:
     wrong = run.wrong & ~unwritten
     strange, leaks, chosen = np.zeros((3, *output.shape), bool)
     case = run.trial.case
-    kept = forgiven(case, run.trial.inputs, run.trial.expected)
+    kept = forgiven(case, run.trial.inputs, run.expected)
     if kept is not None:
         wrong &= ~kept.free
         chosen = wrong & kept.chosen
@@ -179,7 +190,7 @@ def judge(run: Run) -> list[Finding]:
 def wrong_values(kind: str, run: Run, wrong: Array) -> Finding:
     """The finding that a run's result has wrong elements."""
     index = first_index(wrong)
-    output, memory, expected = run.output, run.memory, run.trial.expected
+    output, memory, expected = run.output, run.memory, run.expected
     element = int(np.argmax(wrong))
     writer = int(output.writer[element])
     begun = memory.begun[writer] if writer >= 0 else None

@@ -29,6 +29,7 @@ from lowbit.lab.run.outcome import refusals
 from lowbit.lab.run.trace import Block, Kind, Step, block
 from lowbit.registry.extras import install
 from lowbit.registry.locks import Lock
+from lowbit.spec.rounding import to_tf32
 
 # Each tensor gets a terabyte of addresses, and starts in the middle of it.
 SPAN, START = 1 << 40, 1 << 39
@@ -248,6 +249,7 @@ class _Accesses:
             "create_minnumf": lambda left, right: self._builder.binary_op(left, right, np.fmin),
             "create_clampf": self._clamp,
             **self._bfloat16.methods(),
+            **({"binary_op": self._watched} if self._memory.wrapped else {}),
         }
 
     def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[Lanes]:
@@ -330,9 +332,27 @@ class _Accesses:
 
     def _multiply(self, left: Any, right: Any, *rest: Any) -> Any:
         wide = self._bfloat16.wide
-        made = self._dot(wide(left), wide(right), *rest)
+        a, b = wide(left), wide(right)
+        if self._in_tf32(left, right, *rest):
+            self._memory.tf32 = True
+            a, b = (self._interpreter.TensorHandle(to_tf32(x.data), x.dtype) for x in (a, b))
+        made = self._dot(a, b, *rest)
         self._memory.computed("product", "dot", (_block(left), _block(right)), _block(made))
         return made
+
+    def _watched(self, left: Any, right: Any, op: Callable[..., Any]) -> Any:
+        """What two operands make; that 32 bits do not hold it is told to the memory."""
+        made = self._bfloat16.methods()["binary_op"](left, right, op)
+        if op in (np.add, np.subtract, np.multiply) and made.data.dtype == np.int32:
+            exact = op(left.data.astype(np.int64), right.data.astype(np.int64))
+            if (exact != made.data).any():
+                self._memory.wrapped()
+        return made
+
+    def _in_tf32(self, left: Any, right: Any, total: Any, precision: Any, *_: Any) -> bool:
+        """Whether a product of float32 is asked for as tensor cores take it, Triton's default."""
+        floats = all(x.dtype.scalar == self._interpreter.tl.float32 for x in (left, right, total))
+        return floats and str(precision).rpartition(".")[2] == "TF32"
 
 
 def _orders(order: Sequence[Any]) -> tuple[bool, bool]:

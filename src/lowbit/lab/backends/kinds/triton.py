@@ -32,6 +32,8 @@ class TritonKernel(KernelBackend):
     others, `heuristics` the functions of triton.heuristics; `jitted` is what triton.jit made.
     """
 
+    has_addresses = True
+
     heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     jitted: Any
 
