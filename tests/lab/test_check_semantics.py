@@ -153,7 +153,7 @@ def first_three(x_ptr, z_ptr, N, T, CHOOSE: tl.constexpr, B: tl.constexpr):
 def test_a_nan_from_beside_is_an_error() -> None:
     assert checked(first_three, of_first_three, CHOOSE=False).kinds == ("nan-leak",)
     right = checked(first_three, of_first_three, CHOOSE=True)
-    assert {f.kind for f in right.findings} == {"offset-overflow"}
+    assert not right.findings, str(right)
 
 
 # Orders.

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from lowbit.lab.run.trace import Place, Program
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "note"]
+"""A note is no finding of a result; it stands among the result's notes."""
 
 OnProgress = Callable[[str, int, int, str | None], None]
 """Is told the kernel's name, how many cases have been tried, of how many, and the first error."""

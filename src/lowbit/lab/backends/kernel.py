@@ -176,13 +176,15 @@ class KernelSubject(Subject):
         tensors = (*self.operation.inputs, self.operation.result)
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
         dtypes = {t.name: t.dtype for t in tensors}
+        dtypes |= {name: one.dtype for name, one in self.binding.scratch.items()}
         if not self.binding.packed:
             refused = self.kernel.refused(self.binding.arguments(sizes, strides), dtypes)
             found += [] if refused is None else [refused]
         constants = [one.name for one in self.kernel.parameters if one.constant]
         if self.kernel.has_addresses and self.any_sizes and not self.binding.packed:
             own, machinery = self.binding.arguments, self.kernel.machinery
-            how = (own, self.grid_at, self.kernel.run, constants, machinery)
+            usual: Severity = "warning" if self.binding.takes_stride else "note"
+            how = (own, self.grid_at, self.kernel.run, constants, machinery, usual)
             found += [one for one in (wrapping(self.operation, *how),) if one is not None]
         if self.kernel.alternatives and (spoiled := self._spoiled_by_trials(case)) is not None:
             found.append(spoiled)
@@ -208,7 +210,8 @@ class KernelSubject(Subject):
             layout = case.layout if result.name in strided else "contiguous"
             filled = np.full(result.shape(case.sizes), initial or 0, storage_dtype(result.dtype))
             tensors.append(tensor_of(result, filled, layout, "output", initial is not None))
-        return tensors
+        numbers = self.binding.numbers_at(case.sizes) if self.binding.scratch else {}
+        return [*tensors, *(one.tensor(n, numbers) for n, one in self.binding.scratch.items())]
 
     @property
     def _result(self) -> str:

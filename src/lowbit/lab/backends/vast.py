@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.lab.report import Finding
+from lowbit.lab.report import Finding, Severity
 from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.tensor import storage_dtype, strides_of
 from lowbit.lab.run.trace import Grid, Kind, Place, Program
@@ -103,9 +103,11 @@ def wrapping(
     run: Callable[[Memory, dict[str, Any], list[Program], Grid], None],
     constants: Sequence[str],
     machinery: Sequence[str],
+    usual: Severity,
 ) -> Finding | None:
     """The finding that offsets wrap, at the first sizes at which they do; None if they do not, or
-    where that is not known. constants: the parameters that may be the sizes of blocks."""
+    where that is not known. constants: the parameters that may be the sizes of blocks; usual: how bad
+    it is where no specification says that sizes go so far."""
     tensors = (*operation.inputs, operation.result)
     for sizes in vast_sizes(operation):
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
@@ -122,7 +124,7 @@ def wrapping(
         finally:
             left = space.left
         if left is not None:
-            return _finding(operation, left, sizes)
+            return _finding(operation, left, sizes, usual)
     return None
 
 
@@ -131,7 +133,9 @@ def _vast(operation: Operation, type_: TensorType, sizes: Sizes) -> Vast:
     return Vast(type_.name, type_, math.prod(type_.shape(sizes)), kept[0] if kept else 0)
 
 
-def _finding(operation: Operation, left: tuple[Vast, Place | None], sizes: Sizes) -> Finding:
+def _finding(
+    operation: Operation, left: tuple[Vast, Place | None], sizes: Sizes, usual: Severity
+) -> Finding:
     tensor, place = left
     named = ", ".join(f"{name}={size}" for name, size in sizes.items())
     message = (
@@ -139,5 +143,5 @@ def _finding(operation: Operation, left: tuple[Vast, Place | None], sizes: Sizes
         "cast what is multiplied first: tl.program_id(0).to(tl.int64)"
     )
     stated = all(operation.most(name) is not None for name in tensor.type.names)
-    severity = "error" if stated else "warning"
+    severity = "error" if stated else usual
     return Finding("offset-overflow", message, severity, tensor=tensor.name, place=place)

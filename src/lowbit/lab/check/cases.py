@@ -53,7 +53,10 @@ def check_request(
         # What is wrong with plain numbers says more.
         findings = [f for f in findings if f.kind not in ("special-values", "nan-chosen")]
     else:
-        findings += subject.refusals(cases[0]) or _other_blocks(subject, cases)
+        refused = subject.refusals(cases[0])
+        notes += [str(one) for one in refused if one.severity == "note"]
+        refused = [one for one in refused if one.severity != "note"]
+        findings += refused or _other_blocks(subject, cases)
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(
