@@ -40,6 +40,8 @@ class Vast:
 class AddressSpace(Memory):
     """Memory that notes only whether an access is inside, and what has wrapped before."""
 
+    follows_wraps = True
+
     def __init__(self, tensors: Sequence[Any], machinery: Sequence[str]) -> None:
         super().__init__(tensors, machinery=machinery, most_steps=_STEPS)
         self.wraps: list[Place | None] = []
@@ -106,8 +108,8 @@ def wrapping(
     usual: Severity,
 ) -> Finding | None:
     """The finding that offsets wrap, at the first sizes at which they do; None if they do not, or
-    where that is not known. constants: the parameters that may be the sizes of blocks; usual: how bad
-    it is where no specification says that sizes go so far."""
+    where that is not known. constants: the parameters that may be the sizes of blocks; usual: how
+    bad it is where no specification says that sizes go so far."""
     tensors = (*operation.inputs, operation.result)
     for sizes in vast_sizes(operation):
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}

@@ -74,8 +74,8 @@ class Memory:
     are several, and `running` is the program; `begun` are all programs, by their numbers.
     """
 
-    # Called where a sum or product of 32 bits wraps, if somebody wants to know.
-    wrapped: Callable[[], None] | None = None
+    # Whether `wrapped` is to be called where a sum or product of 32 bits wraps.
+    follows_wraps = False
 
     def __init__(
         self, tensors: Sequence[CheckedTensor], *, machinery: Sequence[str] = (),
@@ -135,6 +135,9 @@ class Memory:
         if self.poisoned is True or (place is not None and self.poisoned == place):
             return strays(dtype, shape)
         return np.zeros(shape, storage_dtype(dtype))
+
+    def wrapped(self) -> None:
+        """A number of 32 bits has wrapped at the line that runs now, as it may."""
 
     def barrier(self) -> None:
         """Everything so far is in order with everything that follows."""

@@ -249,7 +249,7 @@ class _Accesses:
             "create_minnumf": lambda left, right: self._builder.binary_op(left, right, np.fmin),
             "create_clampf": self._clamp,
             **self._bfloat16.methods(),
-            **({"binary_op": self._watched} if self._memory.wrapped else {}),
+            **({"binary_op": self._watched} if self._memory.follows_wraps else {}),
         }
 
     def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[Lanes]:
