@@ -245,3 +245,33 @@ def test_a_name_that_is_no_kernel() -> None:
     result = CliRunner().invoke(app, ["check", "long_product"])
     assert result.exit_code == 2
     assert "no kernel 'long_product'; there are add_constant, " in result.stderr
+
+
+SHORT_INTEGERS = """
+import numpy as np
+from jaxtyping import Int8, Int32
+from numba import cuda
+
+
+def spec(x: Int8[np.ndarray, "N"], y: Int8[np.ndarray, "N"]) -> Int32[np.ndarray, "N"]:
+    return x * y
+
+
+@cuda.jit
+def kernel(x, y, z, N):
+    i = cuda.grid(1)
+    if i < N:
+        z[i] = x[i] * y[i]
+
+
+def grid(meta):
+    return -(-meta["N"] // meta["threads"])
+"""
+
+
+def test_numba_multiplies_short_integers_in_64_bits(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    file = tmp_path / "kernel.py"
+    file.write_text(SHORT_INTEGERS)
+    result = check_file(file)
+    assert result.ok, str(result)

@@ -193,7 +193,6 @@ def not_above_zero(x_ptr, z_ptr, N, B: tl.constexpr):
         (relu_without_nan, relu, blocks, "nan"),
         (relu_by_comparison, relu, blocks, "nan"),
         (clamp_without_nan, relu, blocks, "nan"),
-        (maximum_without_nan, largest_of_row, rows, "nan"),
         (maximum_from_a_large_number, largest_of_row, rows, "neg_inf"),
         (inverse_without_the_sign, inverse, blocks, "zeros"),
         (not_above_zero, positive, blocks, "nan"),
@@ -204,6 +203,16 @@ def test_a_lost_special_value_is_an_error(kernel: Any, spec: Any, grid: Any, fil
     result = check(kernel, spec, grid=grid, device="cpu")
     assert result.kinds == ("wrong-values",), str(result)
     assert result.findings[0].fill == fill
+
+
+@pytest.mark.slow
+def test_a_maximum_may_drop_a_nan_and_says_so() -> None:
+    result = check(maximum_without_nan, largest_of_row, grid=rows, device="cpu")
+    assert result.ok, str(result)
+    assert "nan-chosen" in {f.kind for f in result.findings}
+    silent = operation(excludes=("nan",))(largest_of_row)
+    other = check(maximum_without_nan, silent, grid=rows, device="cpu")
+    assert "nan-chosen" not in {f.kind for f in other.findings}
 
 
 @triton.jit

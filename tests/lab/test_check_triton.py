@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_wrong_values_name_the_element_and_its_program() -> None:
     assert abs(finding.expected - 10) < 10
 
 
-def test_a_load_that_relies_on_masked_lanes_is_a_warning() -> None:
+def test_a_load_that_relies_on_masked_lanes_is_an_error() -> None:
     @triton.jit
     def total(x_ptr, z_ptr, N0, T, B1: tl.constexpr):
         i = tl.program_id(0)
@@ -99,8 +100,10 @@ def test_a_load_that_relies_on_masked_lanes_is_a_warning() -> None:
         tl.store(z_ptr + i, tl.sum(z, axis=0))
 
     result = check(total, exercises.long_sum, grid=lambda meta: meta["N0"], device="cpu")
-    assert result.ok
-    assert [f.kind for f in result.findings] == ["undefined-lanes"]
+    assert result.kinds == ("undefined-lanes",)
+    place = result.findings[0].place
+    assert place is not None
+    assert "tl.load" in Path(place.file).read_text().splitlines()[place.line - 1]
 
 
 @pytest.mark.parametrize("dtype", [Float16, BFloat16, Int32], ids=lambda d: d.dtypes[0])

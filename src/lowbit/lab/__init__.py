@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowbit.lab.check.run import check, check_file
 from lowbit.lab.report import CheckResult, Finding
+from lowbit.lab.run.bind import Scratch
 from lowbit.lab.run.trace import Access
 from lowbit.lab.view.run import View, view
 from lowbit.lab.view.trace import Trace, trace_kernel
@@ -27,6 +28,7 @@ __all__ = [
     "CheckResult",
     "CpuKernel",
     "Finding",
+    "Scratch",
     "Trace",
     "View",
     "check",

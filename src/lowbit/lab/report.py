@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from lowbit.lab.run.trace import Place, Program
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "note"]
+"""A note is no finding of a result; it stands among the result's notes."""
 
 OnProgress = Callable[[str, int, int, str | None], None]
 """Is told the kernel's name, how many cases have been tried, of how many, and the first error."""
@@ -20,6 +21,7 @@ TITLES: Mapping[str, str] = {
     "out-of-bounds-load": "reads outside of a tensor",
     "out-of-bounds-store": "writes outside of a tensor",
     "input-written": "writes to an input",
+    "offset-overflow": "offsets wrap in large tensors",
     "unwritten": "elements never written",
     "unwritten-read": "reads an element before it is written",
     "write-conflict": "two programs write different values to one element",
@@ -31,6 +33,8 @@ TITLES: Mapping[str, str] = {
     "rounding-order": "rounding changes with the order of the programs",
     "undefined-lanes": "relies on lanes that a mask leaves undefined",
     "special-values": "special numbers come out as NaN or infinity, and should not",
+    "nan-leak": "NaN or infinity reaches a result that does not depend on it",
+    "nan-chosen": "the order of NaN and numbers is another one than the reference's",
     "block-sizes": "wrong with other block sizes",
     "wrong-result": "returns something else than the specification's result",
     "crash": "the kernel stops with an error",

@@ -16,6 +16,7 @@ from lowbit.spec.data import CORNERS, FILLS, FURTHER, SPECIAL, Draw, draw_values
 from lowbit.spec.dtypes import FLOAT32_UNIT, Array, DType
 from lowbit.spec.operation import Operation, Sizes
 from lowbit.spec.post_ops import applied
+from lowbit.spec.rounding import TF32_UNIT, rounded
 
 # Comparing a result with its reference.
 
@@ -99,6 +100,8 @@ Inputs = Mapping[str, Array]
 _PERTURBATIONS = 12
 # Roundings of an element besides those of its sum: a product, exp2 with its argument, a division.
 _OWN_ROUNDINGS = 8
+# Roundings to TF32, of both factors, in the largest of a few random moves.
+_ROUNDINGS_TO_TF32 = 4
 
 
 def fills_of(operation: Operation) -> tuple[str, ...]:
@@ -109,7 +112,8 @@ def fills_of(operation: Operation) -> tuple[str, ...]:
     fills = tuple(fill for fill in FILLS if floats or fill not in SPECIAL)
     factors = operation.factors
     whole = bool(factors) and not any(operation.factor_format(f).is_float for f in factors)
-    return (*fills, *CORNERS) if whole else fills
+    fills = (*fills, *CORNERS) if whole else fills
+    return tuple(fill for fill in fills if fill not in operation.excludes)
 
 
 @dataclass(frozen=True)
@@ -187,12 +191,12 @@ class Case:
         ranges[one.result.name] = one.result.format
         sides = self.fill.split("*")
         fills = dict(zip(factors, sides, strict=False)) if self.fill in CORNERS else {}
-        drawn = {
-            t.name: one.draws.get(t.name, draw_values)(
-                Draw(rng, t.shape(self.sizes), t.format, fills.get(t.name, sides[0]), ranges)
-            )
-            for t in one.inputs
-        }
+        drawn: dict[str, Array] = {}
+        for t in one.inputs:
+            kept, fill = one.range_of(t.name, self.sizes), fills.get(t.name, sides[0])
+            dtype = t.format if kept is None else replace(t.format, low=kept[0], high=kept[1])
+            draw = Draw(rng, t.shape(self.sizes), dtype, fill, ranges, self.sizes)
+            drawn[t.name] = one.draws.get(t.name, draw_values)(draw)
         if self.layout != "expanded":
             return drawn
         # The first row for all, as they lie.
@@ -201,9 +205,11 @@ class Case:
             for name, a in drawn.items()
         }
 
-    def exact(self, inputs: Inputs) -> dict[str, Array]:
-        """The inputs as float64, int64 and bool."""
-        return {t.name: t.format.widened(inputs[t.name]) for t in self.operation.inputs}
+    def exact(self, inputs: Inputs) -> dict[str, Any]:
+        """What the reference is given: the inputs as float64, int64 and bool, and sizes."""
+        one = self.operation
+        widened = {t.name: t.format.widened(inputs[t.name]) for t in one.inputs}
+        return {**widened, **{name: self.sizes[name] for name in one.sized}}
 
     def ideal(self, inputs: Inputs) -> Array:
         """The result, in int64 or float64, had nothing been quantized inside the operation."""
@@ -222,7 +228,12 @@ class Case:
         own, operands, post_ops = one.split(exact)
         shape = self.shape(one.result.name)
         with np.errstate(all="ignore"):
-            value, budget = np.asarray(one.reference(**own)), np.zeros(shape)
+            try:
+                value, budget = np.asarray(one.reference(**own)), np.zeros(shape)
+            except Exception as error:  # it is anybody's text
+                if said := self._without_range(error):
+                    raise ValueError(said).with_traceback(error.__traceback__) from error
+                raise
             if value.shape != shape:
                 raise ValueError(
                     f"the reference of {one.name} returned the shape {value.shape}; its "
@@ -237,6 +248,34 @@ class Case:
                 value = value.astype(np.float64)
                 budget = self._perturbed(exact, value, np.random.default_rng(seed))
         return Expected(value, np.broadcast_to(budget, shape), one.result.format)
+
+    def expect_in_tf32(self, inputs: Inputs, expected: Expected, seed: int = 0) -> Expected:
+        """The same where products of float32 are rounded to TF32: the error may be four times what
+        such roundings of the inputs make besides. As it was if the operation does not allow it."""
+        one = self.operation
+        if not (one.tf32 and one.result.is_float):
+            return expected
+        value, rng = expected.reference.astype(np.float64), np.random.default_rng(seed)
+        with np.errstate(all="ignore"):
+            move = self._moved(self.exact(inputs), value, TF32_UNIT, rng)
+        return replace(expected, budget=expected.budget + _ROUNDINGS_TO_TF32 * move)
+
+    def _without_range(self, error: Exception) -> str:
+        """What to do against an error of the reference, if an input that nobody gave a range may
+        have led to it."""
+        one = self.operation
+        known = (*one.ranges, *one.draws, *one.factors)
+        free = [t for t in one.inputs if not t.is_float and t.name not in known]
+        wide = [t for t in free if t.dtype != "bool" and "8" not in t.dtype and t.dims]
+        if not wide:
+            return ""
+        drawn = " and ".join(f"{t.name} any {t.dtype}" for t in wide)
+        size = one.names[-1] if one.names else 10
+        return (
+            f"the reference of {one.name} stops with {type(error).__name__}: {error}. It was given "
+            f"for {drawn}; if these are indices, say from where to where: "
+            f"@operation(ranges={{{wide[0].name!r}: (0, {size!r})}})"
+        )
 
     def _stored(self, value: Array, budget: Array) -> tuple[Array, Array]:
         """A value with its error, once it is stored in the result's dtype."""
@@ -253,29 +292,41 @@ class Case:
         return middle, np.maximum(above - middle, middle - below)
 
     def _perturbed(self, exact: Inputs, value: Array, rng: np.random.Generator) -> Array:
-        """The error of a float result, found by moving the inputs.
+        """The error of a float result, found by moving the inputs and rounding on the way.
 
         The error of a sum of L rounded terms grows with L·u·Σ|term| (Higham, section 4.2). What
         Σ|term| is for any reference: how far its result moves when every float input moves by one
-        rounding of its own, the largest move of twelve random choices of signs. So the budget of
-        an element z is (L + 8)·(move + u·|z|), with u the unit roundoff of float32 (or of the
-        result, if that is float64); one rounding of the result's own dtype; and for
+        rounding of its own, and every intermediate result is rounded to float32's bits, the largest
+        move of twelve random choices of signs. So the budget of an element z is
+        (L + 8)·(move + u·|z|), with u the unit roundoff of float32 (or of the result, if that is
+        float64, and nothing is rounded on the way); one rounding of the result's own dtype; and for
         underflow, which a GPU may flush to zero, (L + 8) smallest normal numbers. No move shows
-        terms that cancel whatever the inputs are, nor what is rounded to fewer bits on the way:
-        operations that have such state it as their `slack`.
+        what cancels in a kernel and not in the reference, nor what is rounded to fewer bits on the
+        way: operations that have such state it as their `slack`.
         """
         one, dtype = self.operation, self.operation.result.format
         unit = min(dtype.unit, FLOAT32_UNIT)
-        move = np.zeros(value.shape)
-        for _ in range(_PERTURBATIONS):
-            moved = {
-                name: a if a.dtype.kind != "f" else a * (1 + unit * rng.choice((-1, 1), a.shape))
-                for name, a in exact.items()
-            }
-            difference = np.abs(np.asarray(one(**moved), np.float64) - value)
-            move = np.maximum(move, np.where(np.isfinite(difference), difference, 0))
+        move = self._moved(exact, value, unit, rng)
         terms = one.sum_length(self.sizes) + _OWN_ROUNDINGS
         own = dtype.unit * np.abs(value)
         if one.slack is not None:
             own = own + one.slack(self, **exact, **one.static)
         return terms * (move + unit * np.abs(value)) + own + terms * dtype.least_normal
+
+    def _moved(self, exact: Inputs, value: Array, unit: float, rng: np.random.Generator) -> Array:
+        """How far the reference moves, from its `value`, when each float of its inputs moves by so
+        many parts of itself, and is computed in float32 unless the unit is finer."""
+        one = self.operation
+        floats = [t.name for t in one.inputs if t.is_float]
+        narrow = unit >= FLOAT32_UNIT
+        move = np.zeros(value.shape)
+        for _ in range(_PERTURBATIONS):
+            moved = {n: exact[n] * (1 + unit * rng.choice((-1, 1), exact[n].shape)) for n in floats}
+            narrowed = {n: rounded(a) for n, a in moved.items()} if narrow else moved
+            try:
+                near = one(**{**exact, **narrowed})
+            except TypeError:  # what takes NumPy's own arrays only, as a function of Numba's
+                near = one(**{**exact, **moved})
+            difference = np.abs(np.asarray(near, np.float64) - value)
+            move = np.maximum(move, np.where(np.isfinite(difference), difference, 0))
+        return move

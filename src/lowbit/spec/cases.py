@@ -110,9 +110,10 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
     wide = tile_sets(operation, blocks) if long else []
     floats = any(tensor.is_float for tensor in operation.inputs)
     further = () if not floats else FURTHER if operation.result.is_float else FURTHER[:1]
+    further = tuple(fill for fill in further if fill not in operation.excludes)
     cases = [Case(operation, first, fill) for fill in (*common, *further, *special(first))]
     for number, sizes in enumerate(rest):
-        other = common[1 + number % (len(common) - 1)]
+        other = common[1 + number % (len(common) - 1)] if common[1:] else "normal"
         cases += [Case(operation, sizes), Case(operation, sizes, other)]
     cases += [Case(operation, sizes, fill) for sizes in rest[:1] for fill in special(sizes)]
     if long:
@@ -184,6 +185,7 @@ def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int
     for name in names if len(names) > 1 else ():
         wanted.append({**dict.fromkeys(names, 19), name: 1})
         wanted.append({**dict.fromkeys(names, 2), name: 2 * fitting[-1] + 3})
+    wanted += [{**dict.fromkeys(names, 19), n: 0} for n in names if operation.at_least.get(n) == 0]
     sets = [operation.complete(exercise), *(_legal(operation, sizes) for sizes in wanted)]
     return list({tuple(sizes.items()): sizes for sizes in sets}.values())
 

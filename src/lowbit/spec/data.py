@@ -40,8 +40,9 @@ _SPECIAL_AMONG = 64
 class Draw:
     """What a generator of input data is told: the random source, shape, dtype and fill.
 
-    fill: one of FILLS, or "max" or "min". ranges: the dtypes in which the operation multiplies, by
-    factor, and of the result (a zero point lies in the range of what it belongs to).
+    dtype: with the range that the operation states for the input. fill: one of FILLS, or "max" or
+    "min". ranges: the dtypes in which the operation multiplies, by factor, and of the result (a
+    zero point lies in the range of what it belongs to). sizes: of all dimensions.
     """
 
     rng: np.random.Generator
@@ -49,6 +50,7 @@ class Draw:
     dtype: DType
     fill: str
     ranges: Mapping[str, DType]
+    sizes: Mapping[str, int]
 
 
 def draw_values(draw: Draw) -> Array:
@@ -98,7 +100,7 @@ def _integers(draw: Draw) -> Array:
         "tiny": lambda: rng.integers(0, 2, shape, kind),
     }
     make = makers.get(draw.fill, lambda: rng.integers(low, high, shape, kind, endpoint=True))
-    return np.asarray(make()).astype(storage)
+    return np.clip(np.asarray(make()), low, high).astype(storage)
 
 
 def _plant(

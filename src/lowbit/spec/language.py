@@ -6,8 +6,9 @@
 
 The annotations are jaxtyping's (https://docs.kidger.site/jaxtyping/api/array/). A dimension is a
 name, a fixed size, or an expression of names such as `MID//8`. An input with `| None = None` may be
-left out. What stands behind a `*` is a static parameter. The body is run in float64, or in int64
-for tensors of integers. Where the annotations are of torch.Tensor, it is given torch's tensors.
+left out. What stands behind a `*` is a static parameter; a parameter that is annotated `int`, has
+no default and is called as a size gets that size. The body is run in float64, or in int64 for
+tensors of integers. Where the annotations are of torch.Tensor, it is given torch's tensors.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import numpy as np
 
 from lowbit.registry import Registry
 from lowbit.spec import post_ops
+from lowbit.spec.data import CORNERS, FILLS, FURTHER
 from lowbit.spec.dtypes import DTYPES, Array
 from lowbit.spec.operation import TERM, Operation, TensorType
+from lowbit.spec.rounding import Rounded
 
 _FORM = 'in jaxtyping\'s form, for example Float32[np.ndarray, "N0 T"]'
 
@@ -64,8 +67,12 @@ def from_function(function: Callable[..., Array], result: str = "z", **facts: An
     except Exception as error:  # annotations that are text may hold anything
         raise TypeError(f"{name}: its annotations cannot be read: {error}") from error
     parameters = inspect.signature(function).parameters
-    static = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    tensors = [n for n in parameters if n not in static]
+    bare = (n for n, p in parameters.items() if p.default is p.empty)
+    sized = tuple(name for name in bare if hints.get(name) is int)
+    static = {
+        n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY and n not in sized
+    }
+    tensors = [n for n in parameters if n not in (*static, *sized)]
     missing = [n for n in (*tensors, "return") if n not in hints]
     if missing:
         raise TypeError(f"{name}: {missing[0]} has no annotation; write one {_FORM}")
@@ -83,7 +90,7 @@ def from_function(function: Callable[..., Array], result: str = "z", **facts: An
             raise TypeError(f"{name}: post_ops need a budget, which they carry on")
         stated[-1:-1] = _operands(stated[-1], choices)
         static["post_ops"], tried["post_ops"] = None, post_ops.TRIED
-    return Operation(
+    made = Operation(
         name=name,
         doc=inspect.getdoc(function) or "",
         reference=_by_torch(function) if _of_torch(hints["return"]) else function,
@@ -91,8 +98,44 @@ def from_function(function: Callable[..., Array], result: str = "z", **facts: An
         choices=choices,
         dtypes={variable: dtypes[0] for variable, dtypes in choices.items()},
         static=static,
+        sized=sized,
         **{**facts, "tried": {**tried, **facts.get("tried", {})}},
     )
+    _refuse_unfitting(made)
+    return made
+
+
+def _refuse_unfitting(made: Operation) -> None:
+    """ValueError if facts speak of sizes, inputs or kinds of data that there are not."""
+    named = {name: made.tensor(name) for name in (one.name for one in made.inputs)}
+    for size in made.sized:
+        if size not in made.names:
+            raise ValueError(
+                f"{made.name}: {size} is annotated int, so it is a size, and the annotations have "
+                f"{', '.join(made.names) or 'none'}; name one of these, or give it a default"
+            )
+    for name, bounds in made.ranges.items():
+        if name not in named or named[name].is_float:
+            whole = ", ".join(n for n, one in named.items() if not one.is_float)
+            raise ValueError(
+                f"{made.name}: ranges are of inputs of integers ({whole or 'there are none'}), and "
+                f"{name!r} is none; draws= makes data for others"
+            )
+        for bound in bounds:
+            words = [term for term in TERM.findall(str(bound)) if term.isidentifier()]
+            unknown = [term for term in words if term not in (*made.names, *made.static)]
+            if unknown or TERM.sub("", str(bound)).strip():
+                raise ValueError(
+                    f"{made.name}: the bound {bound!r} of {name} is not understood; write a number "
+                    f"or an expression of the sizes {', '.join(made.names)}"
+                )
+    known = [one for one in (*FILLS, *FURTHER, *CORNERS) if one != "normal"]
+    for fill in made.excludes:
+        if fill not in known:
+            raise ValueError(
+                f"{made.name}: excludes names {fill!r}, which is no kind of data; there are "
+                f"{', '.join(known)}"
+            )
 
 
 def _of_torch(annotation: Any) -> bool:
@@ -108,6 +151,8 @@ def _by_torch(function: Callable[..., Any]) -> Callable[..., Array]:
         import torch
 
         def tensor(value: Any) -> Any:
+            if isinstance(value, Rounded):
+                return torch.tensor(np.asarray(value), dtype=torch.float32)
             return torch.tensor(value) if isinstance(value, np.ndarray | np.generic) else value
 
         given = {name: tensor(value) for name, value in named.items()}

@@ -98,7 +98,11 @@ class Operation:
     budget: how far a kernel may be from the reference in float32, before its result is rounded to
     a shorter dtype; a function of the case and of the inputs. slack: where there is no such bound
     and perturbation finds it, what the error may be besides. ideal: the result had nothing been
-    quantized inside. draws: how data are made for an input, where any will not do.
+    quantized inside. draws: how data are made for an input, where any will not do. ranges: of an
+    input of integers, the least value and one more than the largest: numbers, or expressions of
+    sizes and static parameters. excludes: kinds of data that it is not tried with. at_least: the
+    smallest that a size may be, 1 unless it says 0. sized: the sizes that the reference is given,
+    by name. tf32: whether factors of float32 may be rounded to TF32, as tl.dot does by default.
     """
 
     name: str
@@ -127,6 +131,11 @@ class Operation:
     slack: Callable[..., Array] | None = None
     ideal: Callable[..., Array] | None = None
     draws: Mapping[str, Callable[[Draw], Array]] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[int | str, int | str]] = field(default_factory=dict)
+    excludes: tuple[str, ...] = ()
+    at_least: Mapping[str, int] = field(default_factory=dict)
+    sized: tuple[str, ...] = ()
+    tf32: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -296,8 +305,8 @@ class Operation:
             )
         for name, size in sizes.items():
             step, most = self.step(name), self.most(name)
-            if size < 1:
-                raise ValueError(f"{self.name}: {name} is {size}; every size must be at least 1")
+            if size < (least := self.at_least.get(name, 1)):
+                raise ValueError(f"{self.name}: {name} is {size}; it must be at least {least}")
             if size % step:
                 raise ValueError(f"{self.name}: {name} is {size}; it must be a multiple of {step}")
             if most is not None and size > most:
@@ -317,6 +326,20 @@ class Operation:
             name: -(-size // self.step(name)) * self.step(name) for name, size in sizes.items()
         }
         return {name: min(size, self.most(name) or size) for name, size in rounded.items()}
+
+    def range_of(self, name: str, sizes: Sizes) -> tuple[int, int] | None:
+        """The least and the largest value of an input, None if it may have any of its dtype.
+        ValueError if there is none at these sizes."""
+        if name not in self.ranges:
+            return None
+        low, end = (evaluate(one, {**self.static, **sizes}) for one in self.ranges[name])
+        if end <= low:
+            first, last = self.ranges[name]
+            raise ValueError(
+                f"{self.name}: ranges has ({first!r}, {last!r}) for {name}, which leaves no number "
+                f"at {dict(sizes)}; the second must be above the first"
+            )
+        return low, end - 1
 
     # The product of the factors.
 
@@ -345,10 +368,11 @@ class Operation:
         It follows from the ranges of the factors: 65793 for u8 * s8 in s32, 131071 for s8 * s8.
         A zero point that is present widens a range.
         """
-        if not self.factors or DTYPES[self.accumulator].is_float:
+        formats = [self.factor_format(name) for name in self.factors]
+        if not formats or any(one.is_float for one in (*formats, DTYPES[self.accumulator])):
             return None
         present = {tensor.name for tensor in self.inputs}
-        left, right = (self.factor_format(name).name for name in self.factors)
+        left, right = (one.name for one in formats)
         first, second = (self.shifted_by.get(name) in present for name in self.factors)
         return longest_sum(left, right, self.accumulator, shifted=(first, second))
 

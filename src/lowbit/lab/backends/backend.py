@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 from lowbit.lab.report import Finding, Severity
 from lowbit.lab.run.outcome import Run, Trial
 from lowbit.lab.run.tensor import CheckedTensor
-from lowbit.lab.run.trace import Grid, Recorder
+from lowbit.lab.run.trace import Grid, Place, Recorder
 from lowbit.registry import Registry
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case, Operation, Sizes, from_function
@@ -54,10 +54,10 @@ class Request:
 @dataclass(frozen=True)
 class Way:
     """How a run is made: programs in another order, poison in lanes that a mask leaves undefined,
-    and what takes down all that happens."""
+    of all loads or those of one line, and what takes down all that happens."""
 
     seed: int | None = None
-    poisoned: bool = False
+    poisoned: bool | Place = False
     recorder: Recorder | None = None
 
 

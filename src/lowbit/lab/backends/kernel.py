@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from lowbit.lab.backends.backend import PLAIN, Request, Subject, Way
+from lowbit.lab.backends.vast import wrapping
 from lowbit.lab.report import Finding, Severity
 from lowbit.lab.run.bind import Binding, Parameter, TensorArgument, bind
 from lowbit.lab.run.memory import Memory
@@ -33,7 +34,8 @@ class KernelBackend(ABC):
     alternatives: others that it says are as good, of which the best is found by launches; undone:
     the parameters of tensors that these launches change and that are set back to what they were,
     or, if False, to zero. on_gpu: whether `start` launches it. slow:
-    whether a step takes so long that few cases must do.
+    whether a step takes so long that few cases must do. has_addresses: whether it computes them in
+    integers of its own, which may be too short.
     """
 
     text: Callable[..., None]
@@ -46,6 +48,7 @@ class KernelBackend(ABC):
     on_gpu: bool = False
 
     needs_grid: ClassVar[bool] = True
+    has_addresses: ClassVar[bool] = False
     slow: ClassVar[bool] = False
 
     @property
@@ -173,9 +176,16 @@ class KernelSubject(Subject):
         tensors = (*self.operation.inputs, self.operation.result)
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
         dtypes = {t.name: t.dtype for t in tensors}
+        dtypes |= {name: one.dtype for name, one in self.binding.scratch.items()}
         if not self.binding.packed:
             refused = self.kernel.refused(self.binding.arguments(sizes, strides), dtypes)
             found += [] if refused is None else [refused]
+        constants = [one.name for one in self.kernel.parameters if one.constant]
+        if self.kernel.has_addresses and self.any_sizes and not self.binding.packed:
+            own, machinery = self.binding.arguments, self.kernel.machinery
+            usual: Severity = "warning" if self.binding.strides_taken else "note"
+            how = (own, self.grid_at, self.kernel.run, constants, machinery, usual)
+            found += [one for one in (wrapping(self.operation, *how),) if one is not None]
         if self.kernel.alternatives and (spoiled := self._spoiled_by_trials(case)) is not None:
             found.append(spoiled)
         return found
@@ -201,7 +211,8 @@ class KernelSubject(Subject):
             filled = np.full(result.shape(case.sizes), initial or 0, storage_dtype(result.dtype))
             known = initial is not None
             tensors.append(tensor_of(result, filled, case.layout, "output", known, axes))
-        return tensors
+        numbers = self.binding.numbers_at(case.sizes) if self.binding.scratch else {}
+        return [*tensors, *(one.tensor(n, numbers) for n, one in self.binding.scratch.items())]
 
     @property
     def _result(self) -> str:

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from lowbit.spec import Array, Block, Operation, Sizes, TensorType
+import numpy as np
+
+from lowbit.lab.run.tensor import CheckedTensor, tensor_of
+from lowbit.spec import DTYPES, Array, Block, Operation, Sizes, TensorType
+from lowbit.spec.operation import TERM, evaluate
 
 _DEFAULT_BLOCK = 32
 
@@ -45,6 +49,41 @@ class Packed:
     pack: Callable[[Array], Array]
 
 
+@dataclass(frozen=True)
+class Scratch:
+    """Given for a parameter that is memory of the kernel's own: partial sums, locks.
+
+    dtype: its name. shape: dimensions, as text ("N 2*B"): numbers, or expressions of sizes and of
+    parameters that are numbers. initial: what the caller fills it with; if None it is poison, and
+    to read an element before it is written is an error. ValueError for another dtype or shape.
+    """
+
+    dtype: str
+    shape: str
+    initial: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"no dtype {self.dtype!r}; there are {', '.join(DTYPES)}")
+        if any(TERM.sub("", dim) for dim in self.shape.split()):
+            raise ValueError(
+                f"the shape {self.shape!r} is not understood; write numbers, sizes and parameters, "
+                'and sums, products or // of these: "N 2*B"'
+            )
+
+    def tensor(self, name: str, numbers: Mapping[str, Any]) -> CheckedTensor:
+        """Fresh memory of this kind. ValueError if its shape has an unknown name."""
+        dims = tuple(self.shape.split())
+        try:
+            shape = tuple(evaluate(dim, numbers) for dim in dims)
+        except NameError as error:
+            known = ", ".join(numbers)
+            raise ValueError(f"the shape of {name}: {error}; there are {known}") from None
+        filled = np.full(shape, self.initial or 0, DTYPES[self.dtype].storage)
+        type_ = TensorType(name, self.dtype, dims)
+        return tensor_of(type_, filled, "contiguous", "output", self.initial is not None)
+
+
 class Stride(NamedTuple):
     """Stands for the stride of one axis of a tensor, in elements."""
 
@@ -58,12 +97,14 @@ class Binding:
 
     sources: for each parameter, in their order, a TensorArgument, a Stride, a function of the
     sizes, or the value itself. proposed: the block sizes that neither caller nor kernel gave.
+    packed, scratch: by parameter, what was given for a tensor.
     """
 
     operation: Operation
     sources: Mapping[str, Any]
     proposed: frozenset[str] = frozenset()
     packed: Mapping[str, Packed] = field(default_factory=dict[str, Packed])
+    scratch: Mapping[str, Scratch] = field(default_factory=dict[str, Scratch])
 
     @property
     def blocks(self) -> dict[str, int]:
@@ -93,7 +134,7 @@ class Binding:
         def value(source: Any) -> Any:
             if isinstance(source, Stride):
                 return strides[source.name][source.axis]
-            return source(sizes) if callable(source) else source
+            return source(sizes) if is_of_sizes(source) else source
 
         return {name: value(source) for name, source in self.sources.items()}
 
@@ -105,6 +146,13 @@ class Binding:
             if not isinstance(source, (TensorArgument, Stride))
         }
         return {**sizes, **replace(self, sources=numbers).arguments(sizes, {})}
+
+
+def is_of_sizes(value: Any) -> bool:
+    """Whether a value that is given is a function of the sizes, and none that a kernel calls: one
+    under triton.jit, or of Triton's language."""
+    of_kernels = hasattr(value, "fn") or getattr(value, "__triton_builtin__", False)
+    return callable(value) and not of_kernels
 
 
 def bind(
@@ -129,7 +177,9 @@ def bind(
     if output is None and (other := _other_name(parameters, operation, {**pointers, **given})):
         pointers[other] = TensorArgument(operation.result.name)
     packed = {name: one for name, one in given.items() if isinstance(one, Packed)}
-    known = {**pointers, **operation.static, **given, **{p: TensorArgument(p) for p in packed}}
+    scratch = {name: one for name, one in given.items() if isinstance(one, Scratch)}
+    own = {name: TensorArgument(name) for name in (*packed, *scratch)}
+    known = {**pointers, **operation.static, **given, **own}
     sources: dict[str, Any] = {}
     proposed: set[str] = set()
     for parameter in parameters:
@@ -153,7 +203,7 @@ def bind(
             f"{'' if output or needed == 'z' else ' or z_ptr'}, or pass output= with the input "
             "that the result replaces"
         )
-    return Binding(operation, sources, frozenset(proposed), packed)
+    return Binding(operation, sources, frozenset(proposed), packed, scratch)
 
 
 def _pointer_names(operation: Operation, output: str | None) -> dict[str, TensorArgument]:
@@ -215,5 +265,6 @@ def _not_understood(name: str, operation: Operation, pointers: Iterable[str]) ->
     return (
         f"the parameter {name!r} is not understood; a tensor is one of {tensors}, a size one of "
         f"{', '.join(operation.names)}, a stride like stride_{operation.result.name}0, a block "
-        f"size a constexpr; or give its value: check(..., {name}=...)"
+        f"size a constexpr; or give its value: check(..., {name}=...), lab.Scratch(...) if it is "
+        "memory of the kernel's own"
     )

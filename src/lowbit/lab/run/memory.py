@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lowbit.lab.report import Finding
 from lowbit.lab.run.order import Begun, Order
-from lowbit.lab.run.tensor import NOBODY, CheckedTensor, poison
+from lowbit.lab.run.tensor import NOBODY, CheckedTensor, poison, storage_dtype, strays
 from lowbit.lab.run.trace import Access, Block, Computation, Kind, Place, Program, Recorder, Step
 from lowbit.spec import Array
 
@@ -64,23 +64,30 @@ class Memory:
     """The tensors of one run of a kernel, and what is found during it.
 
     recorder: takes down what happens, if there is one. poisoned: masked lanes that were given no
-    other value read poison, not 0. machinery: folders whose frames are not the text of a kernel.
-    most_steps: how many steps of an interpreter a program may take; no limit if None.
+    other value read poison, not 0; at a Place, only those of its loads. machinery: folders whose
+    frames are not the text of a kernel. most_steps: how many steps of an interpreter a program may
+    take; no limit if None.
 
-    `atomics` and `undefined` say whether there were atomic operations, and masked lanes that were
-    given no other value. `kernel` is set to the name of the one that runs, where there are several,
-    and `running` is the program; `begun` are all programs, by their numbers.
+    `atomics` says whether there were atomic operations, `tf32` whether products of float32 were
+    rounded to TF32, `undefined` has the lines with masked lanes
+    that were given no other value. `kernel` is set to the name of the one that runs, where there
+    are several, and `running` is the program; `begun` are all programs, by their numbers.
     """
+
+    # Whether `wrapped` is to be called where a sum or product of 32 bits wraps.
+    follows_wraps = False
 
     def __init__(
         self, tensors: Sequence[CheckedTensor], *, machinery: Sequence[str] = (),
-        recorder: Recorder | None = None, poisoned: bool = False, most_steps: int | None = None,
+        recorder: Recorder | None = None, poisoned: bool | Place = False,
+        most_steps: int | None = None,
     ) -> None:  # fmt: skip
         self.steps, self._steps_before, self._most_steps = 0, 0, most_steps
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.recorder, self.poisoned = recorder, poisoned
         self.machinery = (_LAB, *machinery)
-        self.atomics = self.undefined = False
+        self.atomics = self.tf32 = False
+        self.undefined: dict[Place | None, None] = {}
         self.number = 0
         self.running: Program | None = None
         self.kernel: str | None = None
@@ -120,6 +127,17 @@ class Memory:
         self.steps += 1
         if self._most_steps is not None and self.steps - self._steps_before > self._most_steps:
             raise EndlessError(f"after {self._most_steps:,} steps it still runs; does a loop end?")
+
+    def undefined_values(self, dtype: str, shape: tuple[int, ...]) -> Array:
+        """What the lanes of a load hold which a mask leaves undefined, as they are stored."""
+        place = self.here()
+        self.undefined[place] = None
+        if self.poisoned is True or (place is not None and self.poisoned == place):
+            return strays(dtype, shape)
+        return np.zeros(shape, storage_dtype(dtype))
+
+    def wrapped(self) -> None:
+        """A number of 32 bits has wrapped at the line that runs now, as it may."""
 
     def barrier(self) -> None:
         """Everything so far is in order with everything that follows."""

@@ -13,9 +13,12 @@ import numpy as np
 
 from lowbit.lab.report import Finding
 from lowbit.lab.run.memory import EndlessError, Memory
+from lowbit.lab.run.special import forgiven, leaked
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor, widened
 from lowbit.lab.run.trace import Place, Program
+from lowbit.registry.locks import cached_property
 from lowbit.spec import SPECIAL, Array, Case, Expected, Sizes
+from lowbit.spec.dtypes import FLOAT32_UNIT
 
 # What an interpreter cannot run, so that it says nothing of a kernel.
 
@@ -59,6 +62,11 @@ class Trial:
         inputs = case.inputs(seed)
         return cls(case, inputs, case.expect(inputs, seed))
 
+    @cached_property
+    def in_tf32(self) -> Expected:
+        """What has to come of it where products of float32 are rounded to TF32."""
+        return self.case.expect_in_tf32(self.inputs, self.expected)
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -76,9 +84,14 @@ class Run:
         return widened(self.output.values, self.output.type.dtype)
 
     @property
+    def expected(self) -> Expected:
+        """What has to come of it, as the kernel multiplies."""
+        return self.trial.in_tf32 if self.memory.tf32 else self.trial.expected
+
+    @property
     def wrong(self) -> Array:
         """The elements of the result that miss the reference."""
-        return self.trial.expected.wrong(self.result)
+        return self.expected.wrong(self.result)
 
     def same_as(self, other: Run) -> bool:
         """Whether both left the same bits, NaN aside."""
@@ -136,9 +149,6 @@ def crash_of(error: Exception, memory: Memory) -> Finding:
 
 # What a run's result says: elements that were never written, and wrong values.
 
-# What no function of a number takes for the same: an even one, a ReLU, a limit.
-_IN_PLACE_OF_NAN = (1.0, 100.0, -100.0)
-
 
 def judge(run: Run) -> list[Finding]:
     """Elements that were never written, and wrong values among the others."""
@@ -156,59 +166,31 @@ def judge(run: Run) -> list[Finding]:
             )
     got = run.result
     wrong = run.wrong & ~unwritten
-    strange = np.zeros(output.shape, bool)
-    free = _forgiven(run.trial)
-    if free is not None:
-        wrong &= ~free
-    if free is not None and run.trial.case.fill in SPECIAL:
+    strange, leaks, chosen = np.zeros((3, *output.shape), bool)
+    case = run.trial.case
+    kept = forgiven(case, run.trial.inputs, run.expected)
+    if kept is not None:
+        wrong &= ~kept.free
+        chosen = wrong & kept.chosen
+    if kept is not None and case.fill in SPECIAL:
         # A warning only: where the largest numbers overflow, an infinity is as good as a NaN.
-        strange = wrong & (np.isnan(got) | (np.isinf(got) & (run.trial.case.fill == "largest")))
-    for kind, where in (("wrong-values", wrong & ~strange), ("special-values", strange)):
+        strange = wrong & (np.isnan(got) | (np.isinf(got) & (case.fill == "largest"))) & ~chosen
+        leaks = leaked(case, run.trial.inputs, strange)
+    for kind, where in (
+        ("wrong-values", wrong & ~strange & ~chosen),
+        ("nan-leak", leaks),
+        ("special-values", strange & ~leaks),
+        ("nan-chosen", chosen),
+    ):
         if where.any():
             findings.append(wrong_values(kind, run, where))
     return findings
 
 
-def _forgiven(trial: Trial) -> Array | None:
-    """The elements that may be anything, where the data is special. None if all is judged.
-
-    A right kernel may leave out what the reference multiplies by zero, multiply by the zeros of a
-    mask, and add up in another order. So infinities may end as anything where the reference ends as
-    NaN; a NaN has to come out where the result depends on the number in its place; and numbers that
-    are too large for the reference in float32 are for a kernel too.
-    """
-    case, expected = trial.case, trial.expected
-    operation, exact = case.operation, case.exact(trial.inputs)
-    if case.fill not in (*SPECIAL, "huge") or operation.special:
-        return None
-
-    def reference(change: Callable[[Array], Array], names: Sequence[str]) -> Array:
-        with np.errstate(all="ignore"):
-            given = {n: change(a) if n in names else a for n, a in exact.items()}
-            return np.asarray(operation(**given))
-
-    def constant(names: Sequence[str]) -> Array:
-        first, *others = (
-            reference(lambda a, x=x: np.where(np.isnan(a), x, a), names) for x in _IN_PLACE_OF_NAN
-        )
-        return np.logical_and.reduce([first == other for other in others])
-
-    floats = [tensor.name for tensor in operation.inputs if tensor.is_float]
-    free = np.isnan(expected.reference)
-    if case.fill == "nan":
-        free &= np.logical_or.reduce([constant(n) for n in (floats, *([n] for n in floats))])
-    elif case.fill in ("largest", "huge") and all(t.dtype != "float64" for t in operation.inputs):
-        narrow = reference(lambda a: a.astype(np.float32), floats).astype(np.float64)
-        free |= expected.wrong(narrow) | ~np.isfinite(narrow)
-        # Integers that were multiplied have made it float64 again.
-        free |= np.abs(expected.reference) > np.finfo(np.float32).max
-    return free
-
-
 def wrong_values(kind: str, run: Run, wrong: Array) -> Finding:
     """The finding that a run's result has wrong elements."""
     index = first_index(wrong)
-    output, memory, expected = run.output, run.memory, run.trial.expected
+    output, memory, expected = run.output, run.memory, run.expected
     element = int(np.argmax(wrong))
     writer = int(output.writer[element])
     begun = memory.begun[writer] if writer >= 0 else None
@@ -221,10 +203,15 @@ def wrong_values(kind: str, run: Run, wrong: Array) -> Finding:
         f"{count} of {output.count} elements; first {output.name}{list(index)}: expected "
         f"{wanted:.9g}{within}, got {value:.9g}{by}"
     )
+    if kind == "wrong-values" and _may_cancel(run.trial, abs(value - wanted)):
+        message += (
+            "; that is no more than roundings of numbers as large as the inputs: if such cancel "
+            "here, state how far as slack= of the specification"
+        )
     return Finding(
         kind,
         message,
-        "warning" if kind == "special-values" else "error",
+        "warning" if kind in ("special-values", "nan-chosen") else "error",
         tensor=output.name,
         index=index,
         program=begun and begun.program,
@@ -234,6 +221,16 @@ def wrong_values(kind: str, run: Run, wrong: Array) -> Finding:
         count=count,
         kernel=begun and begun.kernel,
     )
+
+
+def _may_cancel(trial: Trial, error: float) -> bool:
+    """Whether an error is no larger than roundings of the inputs' largest finite number."""
+    one, exact = trial.case.operation, trial.case.exact(trial.inputs)
+    if one.slack is not None or one.budget is not None or not one.result.is_float:
+        return False
+    floats = [np.abs(exact[t.name][np.isfinite(exact[t.name])]) for t in one.inputs if t.is_float]
+    size = max((float(values.max(initial=0)) for values in floats), default=0.0)
+    return 0 < error <= (one.sum_length(trial.case.sizes) + 8) * FLOAT32_UNIT * size
 
 
 def first_index(flags: Array) -> tuple[int, ...]:

@@ -156,6 +156,16 @@ def strides_of(
     return (0, *strides[1:]) if expanded else tuple(strides)
 
 
+def strays(dtype: str, shape: tuple[int, ...]) -> Array:
+    """What lanes may hold that nobody has given a value, as they are stored: in turn NaN, the
+    largest and the lowest number, since a maximum takes no notice of the one or the other."""
+    known = DTYPES.get(dtype) or DTYPES["uint8"]
+    ends = (known.largest, -known.largest) if known.is_float else (known.high, known.low)
+    first = np.nan if known.is_float else known.high // 2
+    kept = np.array([first, *ends]).astype(known.storage).view(storage_dtype(known.name))
+    return np.resize(kept, shape)
+
+
 def poison(dtype: np.dtype[Any]) -> Any:
     """A value that should never show in a result: NaN, or a pattern of bits."""
     if dtype.kind == "f":

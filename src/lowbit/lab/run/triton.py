@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from lowbit.kernels.triton import NEWEST, OLDEST
+from lowbit.lab.run.folds import replacements
 from lowbit.lab.run.language import Bfloat16, Transformer, counting, logic, truth
 from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.outcome import refusals
-from lowbit.lab.run.tensor import poison
 from lowbit.lab.run.trace import Block, Kind, Step, block
 from lowbit.registry.extras import install
 from lowbit.registry.locks import Lock
+from lowbit.spec.rounding import to_tf32
 
 # Each tensor gets a terabyte of addresses, and starts in the middle of it.
 SPAN, START = 1 << 40, 1 << 39
@@ -74,7 +75,9 @@ _OF_INTERPRETER = (
     "FunctionRewriter.ast_transformer",
     "InterpretedFunction",
     "ReduceOps.apply_impl",
+    "ReduceOps.generic_reduce",
     "ScanOps.apply_impl",
+    "ScanOps.generic_scan",
     "TensorHandle.__post_init__",
     "_get_np_dtype",
     "_implicit_cvt",
@@ -119,6 +122,8 @@ def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]
         scope = interpreter._patch_lang(visible)
         try:
             for holder, name, value in _replaced(tl, interpreter, memory, call, count):
+                scope.set_attr(holder, name, value)
+            for holder, name, value in replacements(interpreter, tl.standard):
                 scope.set_attr(holder, name, value)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
                 scope.set_attr(ops, "apply_impl", accesses.folded(ops))
@@ -244,6 +249,7 @@ class _Accesses:
             "create_minnumf": lambda left, right: self._builder.binary_op(left, right, np.fmin),
             "create_clampf": self._clamp,
             **self._bfloat16.methods(),
+            **({"binary_op": self._watched} if self._memory.follows_wraps else {}),
         }
 
     def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[Lanes]:
@@ -264,12 +270,14 @@ class _Accesses:
         element = ptr.get_element_ty()
         dtype = self._interpreter._get_np_dtype(element)
         shape = np.shape(ptr.data)
-        if other is None:
-            values = np.full(shape, poison(dtype) if self._memory.poisoned else 0, dtype)
-        else:
-            values = np.broadcast_to(other.data, shape).astype(dtype)
         masked, active = mask is not None, _active(mask, shape)
-        self._memory.undefined |= other is None and not active.all()
+        if other is not None:
+            values = np.broadcast_to(other.data, shape).astype(dtype)
+        elif active.all():
+            values = np.zeros(shape, dtype)
+        else:
+            name = "bfloat16" if element == self._interpreter.tl.bfloat16 else dtype.name
+            values = self._memory.undefined_values(name, shape)
         for lanes in self._parts(ptr, active, "load", masked):
             values = self._memory.load(lanes, values, volatile=volatile, acquires=acquires)
         return self._interpreter.TensorHandle(values, element)
@@ -324,9 +332,27 @@ class _Accesses:
 
     def _multiply(self, left: Any, right: Any, *rest: Any) -> Any:
         wide = self._bfloat16.wide
-        made = self._dot(wide(left), wide(right), *rest)
+        a, b = wide(left), wide(right)
+        if self._in_tf32(left, right, *rest):
+            self._memory.tf32 = True
+            a, b = (self._interpreter.TensorHandle(to_tf32(x.data), x.dtype) for x in (a, b))
+        made = self._dot(a, b, *rest)
         self._memory.computed("product", "dot", (_block(left), _block(right)), _block(made))
         return made
+
+    def _watched(self, left: Any, right: Any, op: Callable[..., Any]) -> Any:
+        """What two operands make; that 32 bits do not hold it is told to the memory."""
+        made = self._bfloat16.methods()["binary_op"](left, right, op)
+        if op in (np.add, np.subtract, np.multiply) and made.data.dtype == np.int32:
+            exact = op(left.data.astype(np.int64), right.data.astype(np.int64))
+            if (exact != made.data).any():
+                self._memory.wrapped()
+        return made
+
+    def _in_tf32(self, left: Any, right: Any, total: Any, precision: Any, *_: Any) -> bool:
+        """Whether a product of float32 is asked for as tensor cores take it, Triton's default."""
+        floats = all(x.dtype.scalar == self._interpreter.tl.float32 for x in (left, right, total))
+        return floats and str(precision).rpartition(".")[2] == "TF32"
 
 
 def _orders(order: Sequence[Any]) -> tuple[bool, bool]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from lowbit.lab.backends.backend import PLAIN, Request, Subject, Way, backends
 from lowbit.lab.report import Finding
+from lowbit.lab.run.bind import is_of_sizes
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps
 from lowbit.lab.run.tensor import CheckedTensor, dtype_of, tensor_of, unwritten
@@ -66,7 +67,7 @@ class FunctionSubject(Subject):
         import torch
 
         given = self.request.given.items()
-        others = {name: one(sizes) if callable(one) else one for name, one in given}
+        others = {name: one(sizes) if is_of_sizes(one) else one for name, one in given}
         result = self.request.kernel(**tensors, **others)
         if not isinstance(result, torch.Tensor):
             raise TypeError(

@@ -217,7 +217,9 @@ class _Watched:
                 return nothing[0]
             if _is_atomic():
                 return self._tensor.read(offset, self.dtype)[0]
-            return self._watch.memory.load(Lanes(self._tensor, offset), np.zeros(1, self.dtype))[0]
+            value = self._watch.memory.load(Lanes(self._tensor, offset), np.zeros(1, self.dtype))[0]
+            # Numba computes with integers of 64 bits, NumPy with those that it is given.
+            return np.int64(value) if value.dtype.kind in "iu" and value.itemsize < 8 else value
 
     def __setitem__(self, index: Any, value: Any) -> None:
         with self._watch.lock:

@@ -32,6 +32,8 @@ class TritonKernel(KernelBackend):
     others, `heuristics` the functions of triton.heuristics; `jitted` is what triton.jit made.
     """
 
+    has_addresses = True
+
     heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     jitted: Any
 
@@ -92,7 +94,9 @@ class TritonKernel(KernelBackend):
         builder = interpreter.interpreter_builder
         with interpreted(memory) as rewritten:
             values = {
-                name: value if name in constants else _converted(value, memory, interpreter, tl)
+                name: _of_language(value, tl)
+                if name in constants
+                else _converted(value, memory, interpreter, tl)
                 for name, value in given.items()
             }
             text = rewritten(self.text)
@@ -139,6 +143,14 @@ def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) 
             f"Triton {version} is another one inside than the checker knows: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _of_language(value: Any, tl: Any) -> Any:
+    """A constant; of a function of the language what it is replaced by now."""
+    if not getattr(value, "__triton_builtin__", False):
+        return value
+    name = value.__name__
+    return getattr(tl, name, None) or getattr(tl.math, name, value)
 
 
 _NAMES = {"float8_e4m3fn": "float8e4nv"}
