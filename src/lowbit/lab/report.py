@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lowbit.lab.run.trace import Place, Program
 
@@ -43,6 +43,17 @@ TITLES: Mapping[str, str] = {
 """What each kind of finding is called."""
 
 
+class Caller(NamedTuple):
+    """A line of the host that took part in a launch, and the function that it is in."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that was found, at the first place where it was seen.
@@ -51,7 +62,8 @@ class Finding:
     distance from the first element, in elements. masked: whether the access has a mask. sizes,
     fill and layout: the case; more: in how many further cases the same was seen. device:
     "interpreter", "cuda", or for a function on a CPU the instruction set. kernel: the one that did
-    it, where a function launches several.
+    it, where a function launches several; stack: who launched it, the innermost first, where no
+    specification is checked.
     """
 
     kind: str
@@ -71,6 +83,7 @@ class Finding:
     device: str = "interpreter"
     more: int = 0
     kernel: str | None = None
+    stack: tuple[Caller, ...] = ()
 
     @property
     def title(self) -> str:
@@ -154,16 +167,17 @@ class CheckResult:
 
     def to_json(self) -> str:
         """Everything as JSON text; numbers that are not finite are written as strings."""
-        plain = {"ok": self.ok, **asdict(replace(self, viewer=None))}
-        del plain["viewer"]
-        return json.dumps(_plain(plain), indent=2, allow_nan=False)
+        whole = {"ok": self.ok, **asdict(replace(self, viewer=None))}
+        del whole["viewer"]
+        return json.dumps(plain(whole), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: numbers that are not finite are strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value

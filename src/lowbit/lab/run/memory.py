@@ -258,7 +258,7 @@ class Memory:
         lanes.outside = outside
         if outside.any():
             distance = int(offsets[outside].reshape(-1)[0]) // tensor.itemsize
-            gap = 0 <= distance * tensor.itemsize < tensor.elements.owner.size
+            gap = 0 <= distance * tensor.itemsize < tensor.extent
             mask = "its mask lets it" if lanes.masked else "it has no mask"
             where = (
                 f"at element offset {distance}{', between its rows' if gap else ''} "
