@@ -73,7 +73,7 @@ def check(
 
 def _watch(script: list[str], json_file: str | None) -> None:
     with opened(json_file) as stream:
-        from lowbit.lab.watch.script import run_script
+        from lowbit.lab.watched.script import run_script
 
         log, failed = run_script(Path(script[0]), script[1:])
         if stream is not None:

@@ -19,10 +19,10 @@ from lowbit.lab.view.trace import Trace, trace_kernel
 if TYPE_CHECKING:
     from lowbit.lab.backends.host import interpreter
     from lowbit.lab.backends.kinds.cpu import CpuKernel
-    from lowbit.lab.watch.watch import watch
+    from lowbit.lab.watched.watch import watch
 
 # Loaded when first used: they need PyTorch and LLVM.
-_HOMES = {"CpuKernel": "backends.kinds.cpu", "interpreter": "backends.host", "watch": "watch.watch"}
+_HOMES = {"CpuKernel": "backends.kinds.cpu", "interpreter": "backends.host", "watch": "watched.watch"}
 
 __all__ = [
     "Access",

@@ -150,14 +150,7 @@ class CheckResult:
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def __rich__(self) -> Any:
-        from rich.text import Text
-
-        head, *rest = str(self).splitlines()
-        text = Text(head, "bold green" if self.ok else "bold red")
-        for line in rest:
-            start = line.lstrip().partition(":")[0]
-            text.append(f"\n{line}", {"error": "red", "warning": "yellow"}.get(start, "dim"))
-        return text
+        return coloured(str(self), self.ok)
 
     def _repr_html_(self) -> str:
         colour = "#1a7f37" if self.ok else "#cf222e"
@@ -170,6 +163,18 @@ class CheckResult:
         whole = {"ok": self.ok, **asdict(replace(self, viewer=None))}
         del whole["viewer"]
         return json.dumps(plain(whole), indent=2, allow_nan=False)
+
+
+def coloured(report: str, ok: bool) -> Any:
+    """The text of a report for a terminal."""
+    from rich.text import Text
+
+    head, *rest = report.splitlines()
+    text = Text(head, "bold green" if ok else "bold red")
+    for line in rest:
+        start = line.lstrip().partition(":")[0]
+        text.append(f"\n{line}", {"error": "red", "warning": "yellow"}.get(start, "dim"))
+    return text
 
 
 def plain(value: Any) -> Any:

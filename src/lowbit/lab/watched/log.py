@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lowbit.lab.report import Finding, plain
+from lowbit.lab.report import Finding, coloured, plain
 
 
 @dataclass
@@ -68,6 +68,9 @@ class Log:
         for kernel, tensors in self.bounds.items():
             lines += [f"  {kernel}: {name}: {said}" for name, said in tensors.items()]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def __rich__(self) -> Any:
+        return coloured(str(self), self.ok)
 
     def to_json(self) -> str:
         """Everything as JSON text; numbers that are not finite are written as strings."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from lowbit.lab.watch.log import Log
-from lowbit.lab.watch.watch import watch
+from lowbit.lab.watched.log import Log
+from lowbit.lab.watched.watch import watch
 
 
 def run_script(script: Path, arguments: Sequence[str] = ()) -> tuple[Log, str | None]:

@@ -7,6 +7,7 @@ poison, and what comes out must be the same.
 from __future__ import annotations
 
 import contextlib
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,11 +24,12 @@ from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import UnsupportedError, crash_of
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor
 from lowbit.lab.run.trace import Grid, grid_of
-from lowbit.lab.watch.cuda import served_by_cpu
-from lowbit.lab.watch.log import Log
+from lowbit.lab.watched.cuda import served_by_cpu
+from lowbit.lab.watched.log import Log
 
 # What a program may take, in steps of the interpreter: a loop of this length waits for another.
 _MOST_STEPS = 2_000_000
+_RUNPY = runpy.run_path.__code__.co_filename
 
 
 @contextlib.contextmanager
@@ -178,11 +180,11 @@ def _arrays(tensor: CheckedTensor) -> tuple[NDArray[Any], ...]:
 
 
 def callers(machinery: Sequence[str]) -> tuple[Caller, ...]:
-    """Who calls now, the innermost first: none of these files and folders."""
+    """Who calls now, the innermost first, up to a script: none of these files and folders."""
     frame, found = sys._getframe(1), list[Caller]()
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _RUNPY:
         code = frame.f_code
-        if not code.co_filename.startswith((*machinery, "<frozen", contextlib.__file__)):
+        if not code.co_filename.startswith((*machinery, contextlib.__file__)):
             found.append(Caller(code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return tuple(found)
