@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from lowbit.lab.watched.watch import watch
 
 # Loaded when first used: they need PyTorch and LLVM.
-_HOMES = {"CpuKernel": "backends.kinds.cpu", "interpreter": "backends.host", "watch": "watched.watch"}
+_HOMES = {
+    "CpuKernel": "backends.kinds.cpu",
+    "interpreter": "backends.host",
+    "watch": "watched.watch",
+}
 
 __all__ = [
     "Access",

@@ -109,8 +109,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of a check. `ok`: no finding is an error. `viewer` makes the View of a run: the
-    first one in which something was found, else that of the exercise."""
+    """The outcome of a check. `ok`: no finding is an error. bounds: of each parameter that is a
+    tensor, whether no program leaves it at any sizes, in words; empty where that was not asked.
+    `viewer` makes the View of a run: the first one in which something was found, else that of the
+    exercise."""
 
     kernel: str
     operation: str
@@ -119,6 +121,7 @@ class CheckResult:
     cases: int
     devices: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    bounds: Mapping[str, str] = field(default_factory=dict[str, str])
     viewer: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,6 +150,7 @@ class CheckResult:
             lines.append(f"  {finding.severity}: {finding}")
             if finding.case:
                 lines.append(f"      {finding.case}")
+        lines += [f"  {name}: {said}" for name, said in self.bounds.items()]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def __rich__(self) -> Any:

@@ -17,6 +17,7 @@ import ctypes
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +48,7 @@ from lowbit.lab.run.tensor import (
     dtype_of,
     tensor_of,
 )
-from lowbit.lab.run.trace import Grid, grid_of, programs_of
+from lowbit.lab.run.trace import Grid, Program, grid_of, programs_of
 from lowbit.lab.run.triton import triton_modules
 from lowbit.spec import TensorType
 
@@ -131,8 +132,15 @@ class Host(Poisoning):
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Within it, torch and the launches of kernels are watched."""
-        with launch.running(self.launch), launches(self.launch), self:
+        with launch.running(self.launch), launches(self.launch, self.on_gpu), self:
             yield
+
+    def on_gpu(
+        self, start: Callable[[], Any], kernel: Any, grid: Sequence[int],
+        arguments: Mapping[str, Any],
+    ) -> Any:  # fmt: skip
+        """A launch with a GPU's tensors, which `start` makes. Returns what that returns."""
+        return start()
 
     def give(self, checked: CheckedTensor) -> Tensor:
         """A torch tensor in the memory of a checked one."""
@@ -267,10 +275,11 @@ class Host(Poisoning):
         return values, list(taken.values())
 
     def run(
-        self, kernel: TritonKernel, values: dict[str, Any], tensors: list[CheckedTensor], grid: Grid
-    ) -> None:
-        """Run a kernel on what `taken` gave."""
-        programs, memory = programs_of(grid), self.memory
+        self, kernel: TritonKernel, values: dict[str, Any], tensors: list[CheckedTensor],
+        grid: Grid, chosen: Sequence[Program] | None = None,
+    ) -> None:  # fmt: skip
+        """Run a kernel on what `taken` gave; all of its programs, or those that are chosen."""
+        programs, memory = list(chosen or programs_of(grid)), self.memory
         self.several |= len(programs) > 1
         memory.tensors = {one.name: one for one in tensors}
         memory.kernel = kernel.name
@@ -333,24 +342,48 @@ def run_checked(kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any]) 
         raise AssertionError(f"{launched.name}: " + "; ".join(wrong))
 
 
+OnGpu = Callable[[Callable[[], Any], Any, Sequence[int], Mapping[str, Any]], Any]
+"""Is given what makes a launch on a GPU, the kernel, the grid, and all arguments by name."""
+
+
 @contextlib.contextmanager
-def launches(run: launch.Runner) -> Iterator[None]:
+def launches(run: launch.Runner, on_gpu: OnGpu | None = None) -> Iterator[None]:
     """Within it, a launch of Triton with CPU tensors goes to `run`, an autotuned one in its first
-    configuration; who asks for a compiled kernel gets a stand-in."""
+    configuration; who asks for a compiled kernel gets a stand-in. One with a GPU's goes to `on_gpu`
+    if there is one, but not those that look for the best configuration."""
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
+
+    tuning = list[Any]()
 
     def replaced(method: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
         def start(self: Any, *args: Any, **named: Any) -> Any:
             tensors = (getattr(one, "base", one) for one in (*args, *named.values()))
             with torch._C.DisableTorchFunction():  # modes may say what is not so
-                on_gpu = any(isinstance(one, Tensor) and one.is_cuda for one in tensors)
-            return (method if on_gpu else instead)(self, *args, **named)
+                cuda = any(isinstance(one, Tensor) and one.is_cuda for one in tensors)
+            if not cuda:
+                return instead(self, *args, **named)
+            launched = partial(method, self, *args, **named)
+            if on_gpu is None or tuning or instead is not start_on_cpu or named["warmup"]:
+                return launched()
+            arguments, grid = arguments_of_launch(self, args, named), named["grid"]
+            dims: Any = grid(arguments) if callable(grid) else grid
+            return on_gpu(launched, self, dims, arguments)
 
         return start
 
-    def start(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+    def tried(method: Callable[..., Any]) -> Callable[..., Any]:
+        def bench(self: Any, *args: Any, **named: Any) -> Any:
+            tuning.append(self)
+            try:
+                return method(self, *args, **named)
+            finally:
+                tuning.pop()
+
+        return bench
+
+    def start_on_cpu(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         if not warmup:
             arguments = arguments_of_launch(self, args, named)
             dims: Any = grid(arguments) if callable(grid) else grid
@@ -360,11 +393,12 @@ def launches(run: launch.Runner) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for kind, instead in (
-            (JITFunction, start),
-            (InterpretedFunction, start),
+            (JITFunction, start_on_cpu),
+            (InterpretedFunction, start_on_cpu),
             (Autotuner, _first_configuration),
         ):
             stack.enter_context(patch.object(kind, "run", replaced(kind.run, instead)))
+        stack.enter_context(patch.object(Autotuner, "_bench", tried(Autotuner._bench)))
         yield
 
 

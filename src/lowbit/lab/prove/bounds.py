@@ -10,7 +10,7 @@ from typing import Any
 
 import z3
 
-from lowbit.lab.prove.meaning import Access, Lane, Meaning, Value
+from lowbit.lab.prove.meaning import Access, Lane, Meaning, Value, names_in
 from lowbit.lab.prove.ttir import NotProvedError, Text
 from lowbit.lab.run.trace import Place
 
@@ -120,33 +120,30 @@ class Question:
         if verdict.proved and overflows is not None:
             wraps = self._asked(meaning, access, [*known, overflows], ends)
             if not wraps.proved:
-                return Verdict(False, "an address may not fit into 32 bits", access.place)
+                return Verdict(False, "that no integer overflows is not proved", access.place)
         return verdict
 
     def _stated(self, meaning: Meaning, access: Access) -> tuple[list[Any], Any, Any]:
-        """What holds of an access; that it leaves its tensor; that a number on its way overflows,
-        None where that is not asked."""
+        """What holds of an access; that it leaves its tensor; that an integer overflows on the way,
+        None if there is none."""
         pointer = access.pointer
         lanes: Lane = tuple(z3.Int(f"lane_{axis}") for axis in range(len(pointer.shape)))
         known = [*self.given, *access.path]
         for value, most in (*zip(meaning.programs, self.grid, strict=True),
                             *zip(lanes, pointer.shape, strict=True)):  # fmt: skip
             known += [value >= 0, value < most]
-        meaning.narrow.clear()
-        inside = self.extents[str(pointer.base)].inside(pointer.at(lanes), pointer.size)
-        mask = access.mask.at(lanes if access.mask.shape else ()) if access.mask else True
-        overflows = None
-        if not self.sizes:
-            wide = [
-                z3.Or(one < -(2 ** (bits - 1)), one >= 2 ** (bits - 1))
-                for one, bits in meaning.narrow.values()
-            ]
-            overflows = z3.Or(*wide) if wide else None
-        return known, z3.And(mask, z3.Not(inside)), overflows
+        mask: Any = access.mask.at(lanes if access.mask.shape else ()) if access.mask else True
+        offset = pointer.at(lanes)
+        inside = self.extents[str(pointer.base)].inside(offset, pointer.size)
+        # An address of a lane that is masked may be anything, a mask may not.
+        wraps = [
+            z3.And(claim, z3.Or(one < -(2 ** (bits - 1)), one >= 2 ** (bits - 1)))
+            for claim, whole in ((mask, [offset]), (True, [mask, *access.path]))
+            for one, bits in meaning.narrow_in(whole)
+        ]
+        return known, z3.And(mask, z3.Not(inside)), z3.Or(*wraps) if wraps else None
 
-    def _asked(
-        self, meaning: Meaning, access: Access, claims: list[Any], ends: float
-    ) -> Verdict:
+    def _asked(self, meaning: Meaning, access: Access, claims: list[Any], ends: float) -> Verdict:
         """Z3's answer; for a few programs one by one, if it has none for all."""
         place = access.place
         for cases in self._attempts(meaning):
@@ -180,7 +177,7 @@ class Question:
 
     def _found(self, meaning: Meaning, access: Access, claims: list[Any], model: Any) -> Verdict:
         """An access that leaves its tensor, unless it hangs on what is not known."""
-        doubts = [meaning.unknowns[name] for name in _names(claims) if name in meaning.unknowns]
+        doubts = [meaning.unknowns[name] for name in names_in(claims) if name in meaning.unknowns]
         if doubts:
             return Verdict(False, f"it depends on {doubts[0]}", access.place)
 
@@ -198,15 +195,3 @@ class Question:
         at = f"with {', '.join(f'{k}={n}' for k, n in sizes.items())} " if sizes else ""
         why = f"{at}program {list(program)} {verb} at element offset {offset}{lane}"
         return Verdict(False, why, access.place, sizes, program, access.kind)
-
-
-def _names(expressions: Sequence[Any]) -> Iterator[str]:
-    """The names of what occurs in expressions."""
-    seen, waiting = set[int](), list(expressions)
-    while waiting:
-        one = waiting.pop()
-        if z3.is_expr(one) and one.get_id() not in seen:
-            seen.add(one.get_id())
-            waiting += one.children()
-            if one.decl().kind() == z3.Z3_OP_UNINTERPRETED:
-                yield one.decl().name()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -50,14 +50,13 @@ class Meaning:
     """The accesses of a kernel.
 
     programs, grid: the three numbers of a program, and how many there are, as Z3's. unknowns: the
-    names of what is not known, each with the reason. narrow: what was computed in so many bits
-    since somebody cleared it.
+    names of what is not known, each with the reason.
     """
 
     def __init__(self, text: Text, arguments: dict[str, Any], grid: Sequence[Any]) -> None:
         self.accesses: list[Access] = []
         self.unknowns: dict[str, str] = {}
-        self.narrow: dict[int, tuple[Any, int]] = {}
+        self._narrow: dict[int, int] = {}
         self.programs = [z3.Int(f"program_{axis}") for axis in "xyz"]
         self.grid = grid
         self._values: dict[str, Value] = {}
@@ -77,6 +76,12 @@ class Meaning:
             return Value((), lambda _: made)
         function = z3.Function(name, *sorts)
         return Value(shape, lambda lane: function(*lane))
+
+    def narrow_in(self, expressions: Sequence[Any]) -> Iterator[tuple[Any, int]]:
+        """What has been computed in so many bits for these expressions."""
+        for one in _parts(expressions):
+            if one.get_id() in self._narrow:
+                yield one, self._narrow[one.get_id()]
 
     def _run(self, region: Region, path: tuple[Any, ...]) -> Op | None:
         """Go through a region; returns what ends it."""
@@ -105,22 +110,23 @@ class Meaning:
         else:
             for name, type_ in zip(op.results, op.types, strict=False):
                 shape, element = _typed(type_)
-                self._values[name] = self.fresh(shape, f"{op}", element in ("i1", "!tt.ptr<i1>"))
+                truth = element in ("i1", "!tt.ptr<i1>") or op.name.startswith("arith.cmp")
+                self._values[name] = self.fresh(shape, f"{op}", truth)
 
     def _kept(self, made: Value, op: Op) -> Value:
         """The same, computed once for each lane, and in how many bits."""
         known = dict[tuple[int, ...], Any]()
-        element = _typed(op.types[0])[1] if op.types else ""
+        element = _typed(op.types[-1])[1] if op.types else ""
         bits = int(element[1:]) if op.name in _OVERFLOWING and element[1:].isdigit() else 0
 
         def at(lane: Lane) -> Any:
             key = tuple(one.get_id() for one in lane)
             if key not in known:
-                known[key] = made.at(lane), lane  # what is kept keeps its number
-            found = known[key][0]
-            if bits:
-                self.narrow[found.get_id()] = found, bits
-            return found
+                known[key] = found, _ = made.at(lane), lane  # what is kept keeps its number
+                if bits:
+                    number = found.get_id()
+                    self._narrow[number] = min(bits, self._narrow.get(number, bits))
+            return known[key][0]
 
         return replace(made, at=at)
 
@@ -214,6 +220,24 @@ def _added(
         return total
 
     return replace(start, at=at)
+
+
+def _parts(expressions: Sequence[Any]) -> Iterator[Any]:
+    """All that expressions are made of, each once."""
+    seen, waiting = set[int](), [one for one in expressions if z3.is_expr(one)]
+    while waiting:
+        one = waiting.pop()
+        if one.get_id() not in seen:
+            seen.add(one.get_id())
+            waiting += one.children()
+            yield one
+
+
+def names_in(expressions: Sequence[Any]) -> Iterator[str]:
+    """The names of what occurs in expressions."""
+    for one in _parts(expressions):
+        if one.decl().kind() == z3.Z3_OP_UNINTERPRETED:
+            yield one.decl().name()
 
 
 def _truth(value: Value) -> bool:

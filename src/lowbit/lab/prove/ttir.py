@@ -53,7 +53,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Text:
-    """A kernel: its parameters that are no constants, each with its type, and its body."""
+    """A kernel: its parameters that are no constants, by their SSA names, and its body."""
 
     parameters: Mapping[str, str]
     body: Region
@@ -107,7 +107,7 @@ def _lowered(jitted: Any, signature: Mapping[str, str], fixed: Mapping[Any, Any]
     from triton.compiler.compiler import make_backend
 
     target = GPUTarget("cuda", 90, 32)
-    backend = make_backend(target)
+    backend: Any = make_backend(target)
     options = backend.parse_options({"enable_fp_fusion": True})
     context = ir.context()
     ir.load_dialects(context)
@@ -137,7 +137,7 @@ def _parsed(text: str, signature: Mapping[str, str]) -> Text:
             found = re.findall(r"%[\w$.-]+", plain.partition(" attributes ")[0])
             if len(names) != len(found):
                 raise NotProvedError("its parameters are not those of the compiled kernel")
-            parameters = dict(zip(found, names, strict=True))
+            parameters.update(zip(found, names, strict=True))
             region = whole
         elif plain.startswith("^"):
             region.arguments = tuple(_VALUE.findall(plain))
@@ -158,7 +158,7 @@ def _parsed(text: str, signature: Mapping[str, str]) -> Text:
                 op.regions.append(region)
             else:
                 op.place = places.of(location[-1]) if location else None
-    return Text({value: name for value, name in parameters.items()}, whole)
+    return Text(parameters, whole)
 
 
 def _op(line: str) -> Op:
@@ -188,7 +188,8 @@ class _Places:
 
         self._triton = str(Path(triton.__file__).parent)
         lines = map(str.strip, text.splitlines())
-        self._defined = dict(found.groups() for line in lines if (found := _DEFINED.match(line)))
+        matches = [found for line in lines if (found := _DEFINED.match(line))]
+        self._defined = {found[1]: found[2] for found in matches}
 
     def of(self, location: str) -> Place | None:
         """The innermost line that is not Triton's own."""

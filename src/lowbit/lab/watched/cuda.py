@@ -51,7 +51,7 @@ class _OnCpu(TorchFunctionMode):
 
 
 class _Nothing:
-    """A stream, an event or a context of a GPU that is not there: whatever is called does nothing."""
+    """A stream, an event or a context of a GPU that is not there: all its methods do nothing."""
 
     cuda_stream = 0
 

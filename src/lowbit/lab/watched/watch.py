@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import runpy
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,9 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import _disable_current_modes
 
-from lowbit.lab.backends.host import TORCH, Host, launches, machinery
+from lowbit.lab.backends.host import TORCH, Host, machinery
 from lowbit.lab.backends.kinds.triton import TritonKernel
+from lowbit.lab.prove.launches import available, bounds_of_launch, in_words
 from lowbit.lab.report import Caller, Finding
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import UnsupportedError, crash_of
@@ -26,9 +29,14 @@ from lowbit.lab.run.tensor import NOBODY, CheckedTensor
 from lowbit.lab.run.trace import Grid, grid_of
 from lowbit.lab.watched.cuda import served_by_cpu
 from lowbit.lab.watched.log import Log
+from lowbit.lab.watched.sample import MOST_BYTES, Copies, chosen, disagreeing, size_of
 
 # What a program may take, in steps of the interpreter: a loop of this length waits for another.
 _MOST_STEPS = 2_000_000
+# How many launches of a kernel are sampled on a GPU.
+_SAMPLED = 4
+# For proofs, in all.
+_SECONDS = 30.0
 _RUNPY = runpy.run_path.__code__.co_filename
 
 
@@ -55,17 +63,11 @@ class Watcher(Host):
 
     def __init__(self, log: Log) -> None:
         self._log, self._machinery = log, machinery()
+        self._proved, self._left = set[tuple[str, str]](), _SECONDS
         super().__init__(self._memory(), None)
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        with super().running():
-            yield
-
     def _memory(self, poisoned: bool = False) -> Memory:
-        return Memory(
-            [], machinery=self._machinery, poisoned=poisoned, most_steps=_MOST_STEPS
-        )  # fmt: skip
+        return Memory([], machinery=self._machinery, poisoned=poisoned, most_steps=_MOST_STEPS)
 
     def found(self, kind: str, held: Any, element: Any, what: str) -> None:
         super().found(kind, held, element, what)
@@ -79,12 +81,67 @@ class Watcher(Host):
         self.memory = self._memory()
 
     def launch(self, kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any]) -> None:
-        # A mode of torch's functions that says "cuda" does not say it in here.
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():  # a mode that says "cuda" does not say it in here
             self.forget_freed()
             launched = TritonKernel.of(kernel)
             self._log.launches[launched.name] += 1
-            self._watch(launched, *self.taken(arguments), grid_of(grid))
+            values, tensors = self.taken(arguments)
+            self._prove(launched, values, tensors, grid_of(grid))
+            self._watch(launched, values, tensors, grid_of(grid))
+
+    def on_gpu(
+        self, start: Callable[[], Any], kernel: Any, grid: Sequence[int],
+        arguments: Mapping[str, Any],
+    ) -> Any:  # fmt: skip
+        """The launch as it is; of its first ones of a kind a sample of programs besides."""
+        launched, dims = TritonKernel.of(kernel), grid_of(grid)
+        self._log.launches[launched.name] += 1
+        new = self._log.launches[launched.name] <= _SAMPLED
+        if not new or 0 in dims or torch.cuda.is_current_stream_capturing():
+            return start()
+        if size_of(arguments) > MOST_BYTES:
+            self._log.note(f"launches with more than {MOST_BYTES >> 20} MiB were not sampled")
+            return start()
+        with _plain_torch():
+            before = Copies(arguments)
+        result = start()
+        with _plain_torch():
+            after = Copies(arguments)
+            self._sample(launched, dims, before.arguments, after.arguments)
+        return result
+
+    def _sample(
+        self, kernel: TritonKernel, grid: Grid, before: dict[str, Any], after: dict[str, Any]
+    ) -> None:
+        """Interpret a sample on the tensors before a launch, and compare with those after it."""
+        values, tensors = self.taken(before)
+        self._prove(kernel, values, tensors, grid)
+        try:
+            self.run(kernel, values, tensors, grid, chosen(grid))
+        except Exception as error:  # it may wait for programs that are not in the sample
+            self._log.note(f"a sample of {kernel.name} stopped: {error}")
+        differing = disagreeing(self.memory, tensors, self.taken(after)[1])
+        self._take_down(*(replace(one, kernel=kernel.name) for one in differing))
+        self.forget_freed()
+
+    def _prove(
+        self, kernel: TritonKernel, values: dict[str, Any], tensors: list[CheckedTensor], grid: Grid
+    ) -> None:
+        """Log whether all programs stay in bounds, once for all launches of this kind; of several
+        kinds of launch, what was not proved counts."""
+        lie = [(one.name, one.type.dtype, one.shape, one.strides) for one in tensors]
+        key = kernel.name, repr((values, lie, grid))
+        if key in self._proved or not available():
+            return
+        self._proved.add(key)
+        if self._left < 0:
+            self._log.note(f"bounds of later launches were not proved: {_SECONDS:.0f} s were spent")
+            return
+        known, begun = self._log.bounds.setdefault(kernel.name, {}), time.monotonic()
+        for name, verdict in bounds_of_launch(kernel, values, tensors, grid).items():
+            if name not in known or not verdict.proved:
+                known[name] = in_words(verdict, "programs")
+        self._left -= time.monotonic() - begun
 
     def _watch(
         self, kernel: TritonKernel, values: dict[str, Any], tensors: list[CheckedTensor], grid: Grid
@@ -107,7 +164,9 @@ class Watcher(Host):
     def _stopped(self, error: Exception) -> None:
         """Log that a launch stops with an error, unless the interpreter is at fault."""
         try:
-            self._log.add(replace(crash_of(error, self.memory), stack=callers(self.memory.machinery)))
+            self._log.add(
+                replace(crash_of(error, self.memory), stack=callers(self.memory.machinery))
+            )
         except UnsupportedError as refused:
             self._log.note(str(refused))
             raise
@@ -177,6 +236,13 @@ class _State:
 
 def _arrays(tensor: CheckedTensor) -> tuple[NDArray[Any], ...]:
     return tensor.storage, tensor.writer, tensor.reader, tensor.place
+
+
+@contextlib.contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Within it, nobody watches what torch does."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def callers(machinery: Sequence[str]) -> tuple[Caller, ...]:
