@@ -10,7 +10,8 @@ from typing import Any
 
 import z3
 
-from lowbit.lab.prove.meaning import Access, Lane, Meaning, Value, names_in
+from lowbit.lab.prove.meaning import Access, Meaning, names_in
+from lowbit.lab.prove.operations import Lane, Value
 from lowbit.lab.prove.ttir import NotProvedError, Text
 from lowbit.lab.run.trace import Place
 
