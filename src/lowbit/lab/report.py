@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from lowbit.lab.run.trace import Place, Program
 
@@ -43,7 +43,8 @@ TITLES: Mapping[str, str] = {
 """What each kind of finding is called."""
 
 
-class Caller(NamedTuple):
+@dataclass(frozen=True)
+class Caller:
     """A line of the host that took part in a launch, and the function that it is in."""
 
     file: str

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lowbit.lab.backends.kernel import KernelSubject
@@ -12,12 +13,12 @@ from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.outcome import cause_of
 from lowbit.lab.run.tensor import CheckedTensor, storage_dtype
 from lowbit.lab.run.trace import Grid
-from lowbit.registry.extras import install, installed
+from lowbit.registry.extras import installed
+from lowbit.spec import Operation
 
 if TYPE_CHECKING:
-    from lowbit.lab.prove.bounds import Verdict
+    from lowbit.lab.prove.bounds import Extent, Verdict
 
-MISSING = f"bounds are proved with z3-solver, which is not installed; {install('lab')}"
 _SECONDS = 10.0
 """For one kernel."""
 _MOST_ELEMENTS = 1 << 30
@@ -52,10 +53,10 @@ def bounds_of_launch(
 
 
 def bounds_of_sizes(subject: Any) -> dict[str, Verdict]:
-    """Of each tensor of the operation, whether any program leaves it at any sizes that the
-    operation allows, with contiguous tensors and the kernel's constants as they are, so long as no
-    integer overflows. Empty for what is no Triton kernel that is bound to an operation, and where
-    the number of programs is known at one set of sizes only."""
+    """Of each tensor, by its parameter, whether any program leaves it at any sizes that the
+    operation allows, with contiguous tensors of less than 2^30 elements, and the kernel's constants
+    as they are. Empty for what is no Triton kernel that is bound to an operation, and where the
+    number of programs is known at one set of sizes only."""
     if not isinstance(subject, KernelSubject) or not isinstance(subject.kernel, TritonKernel):
         return {}
     binding, operation = subject.binding, subject.operation
@@ -69,14 +70,14 @@ def bounds_of_sizes(subject: Any) -> dict[str, Verdict]:
     sizes: dict[str, Any] = {name: Number(z3.Int(name)) for name in operation.names}
     grid_of: Any = subject.request.grid
     types = {one.name: one for one in (*operation.inputs, operation.result)}
-    # A dimension is made of names, numbers and arithmetic alone.
-    shapes = {
-        name: [eval(dim, {"__builtins__": {}}, sizes) for dim in one.dims]
-        for name, one in types.items()
-    }
-    strides = {name: _contiguous(shape) for name, shape in shapes.items()}
     passed = {p: s for p, s in binding.sources.items() if isinstance(s, TensorArgument)}
     try:
+        # A dimension is made of names, numbers and arithmetic alone.
+        shapes = {
+            name: [eval(dim, {"__builtins__": {}}, sizes) for dim in one.dims]
+            for name, one in types.items()
+        }
+        strides = {name: _contiguous(shape) for name, shape in shapes.items()}
         arguments = binding.arguments(sizes, strides)
         grid = grid_of(binding.numbers_at(sizes))
         for one in subject.kernel.parameters:
@@ -96,26 +97,29 @@ def bounds_of_sizes(subject: Any) -> dict[str, Verdict]:
         for name, one in passed.items()
     }
     several = grid if isinstance(grid, (tuple, list)) else [grid]
-    given = [
-        claim
-        for name in operation.names
-        for size, step, most in [(z3.Int(name), operation.step(name), operation.most(name))]
-        for claim in (size >= 1, size % step == 0, *([] if most is None else [size <= most]))
-    ]
-    for one in extents.values():
-        count: Any = z3.IntVal(1)
-        for n in one.shape:
-            count = count * n
-        given.append(count < _MOST_ELEMENTS)
     question = Question(
         text,
         {name: plain(one) for name, one in arguments.items() if name not in passed},
         extents,
         [*map(plain, several), 1, 1][:3],
         {name: plain(one) for name, one in sizes.items()},
-        given,
+        _known(operation, extents.values()),
     )
     return question.answered(_SECONDS)
+
+
+def _known(operation: Operation, extents: Iterable[Extent]) -> list[Any]:
+    """What is known of sizes."""
+    import z3
+
+    known = list[Any]()
+    for name in operation.names:
+        size, most = z3.Int(name), operation.most(name)
+        known += [size >= 1, size % operation.step(name) == 0]
+        known += [] if most is None else [size <= most]
+    for extent in extents:
+        known.append(prod(extent.shape, start=z3.IntVal(1)) < _MOST_ELEMENTS)
+    return known
 
 
 def in_words(verdict: Verdict, what: str) -> str:

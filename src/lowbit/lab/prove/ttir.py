@@ -6,6 +6,7 @@ The text is asked for after inlining and canonicalization, and needs no GPU and 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,9 @@ def _lowered(jitted: Any, signature: Mapping[str, str], fixed: Mapping[Any, Any]
     backend.load_dialects(context)
     source = ASTSource(jitted, dict(signature), dict(fixed), {})
     functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
-    module = source.make_ir(target, options, functions, modules, context)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the launch itself shows what Triton warns of
+        module = source.make_ir(target, options, functions, modules, context)
     manager = ir.pass_manager(context)
     manager.enable_debug()  # with locations
     for add in ("add_inliner", "add_canonicalizer", "add_cse", "add_symbol_dce"):

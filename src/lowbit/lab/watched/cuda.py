@@ -93,7 +93,9 @@ _OF_TORCH: Mapping[str, Any] = {
     "get_device_properties": _always(_FIGURES), "is_bf16_supported": _always(True),
     "current_stream": _Nothing, "default_stream": _Nothing, "Stream": _Nothing, "Event": _Nothing,
     "stream": _Nothing, "device": _Nothing, "device_of": _Nothing,
-    "manual_seed": torch.manual_seed, "manual_seed_all": torch.manual_seed,
+    # Not torch.manual_seed, which calls them.
+    "manual_seed": torch.default_generator.manual_seed,
+    "manual_seed_all": torch.default_generator.manual_seed,
     "mem_get_info": _always((80 << 30, 80 << 30)), "memory_allocated": _always(0),
     "max_memory_allocated": _always(0), "memory_reserved": _always(0),
     "reset_peak_memory_stats": _always(None),

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+from lowbit.lab.backends.host import machinery
 from lowbit.lab.watched.log import Log
 from lowbit.lab.watched.watch import watch
 
@@ -43,8 +44,11 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _traceback(error: BaseException, script: Path) -> str:
-    """The traceback from the script's own first line on."""
+    """The traceback from the script's own first line on, without what launches and interprets."""
     lines = traceback.TracebackException.from_exception(error)
     own = [n for n, frame in enumerate(lines.stack) if frame.filename == str(script)]
-    del lines.stack[: own[0] if own else 0]
+    shown = lines.stack[own[0] if own else 0 :]
+    hidden = (str(Path(__file__).parent.parent), *machinery())
+    lines.stack[:] = [one for one in shown if not one.filename.startswith(hidden)]
+    lines.__cause__ = lines.__context__ = None
     return "".join(lines.format()).rstrip()

@@ -96,8 +96,8 @@ class Watcher(Host):
         """The launch as it is; of its first ones of a kind a sample of programs besides."""
         launched, dims = TritonKernel.of(kernel), grid_of(grid)
         self._log.launches[launched.name] += 1
-        new = self._log.launches[launched.name] <= _SAMPLED
-        if not new or 0 in dims or torch.cuda.is_current_stream_capturing():
+        captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if captured or 0 in dims or self._log.launches[launched.name] > _SAMPLED:
             return start()
         if size_of(arguments) > MOST_BYTES:
             self._log.note(f"launches with more than {MOST_BYTES >> 20} MiB were not sampled")
