@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 
 @triton.jit
@@ -208,6 +210,18 @@ def stops_with_an_error() -> None:
     adds_unlike_blocks[(1,)](torch.zeros(8), A=8, B=4)
 
 
+@gluon.jit
+def moves_in_gluon(x_ptr, z_ptr, N, B: gl.constexpr, layout: gl.constexpr):
+    i = gl.program_id(0) * B + gl.arange(0, B, layout=layout)
+    x = gl.load(x_ptr + i, mask=i < N)
+    gl.store(z_ptr + i + 1, x, mask=i < N)
+
+
+def in_gluon() -> None:
+    layout = gl.BlockedLayout([1], [32], [1], [0])
+    moves_in_gluon[(2,)](torch.zeros(40), torch.zeros(40), 40, 32, layout, num_warps=1)
+
+
 # A function, the finding, and what stands in the line of the kernel, or of the host.
 WRONG = [
     (no_mask, "out-of-bounds-load", "tl.load(x_ptr + i)"),
@@ -230,5 +244,6 @@ WRONG = [
     (torch_reads_what_nobody_wrote, "unwritten-read", "z.sum()"),
     (uses_undefined_lanes, "undefined-lanes", "tl.max(x"),
     (goes_to_an_undefined_place, "out-of-bounds-load", "x_ptr + index"),
+    (in_gluon, "out-of-bounds-store", "i + 1, x"),
     (stops_with_an_error, "crash", "tl.arange(0, A) + tl.arange(0, B)"),
 ]

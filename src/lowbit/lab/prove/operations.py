@@ -258,8 +258,10 @@ MEANINGS: dict[str, Callable[[Op, list[Value]], Value | None]] = {
     "tt.reshape": _reshaped,
     "tt.addptr": _moved,
     "tt.bitcast": _cast,
+    "ttg.convert_layout": lambda _, operands: operands[0],
 }
 OF_POINTERS = {
     "tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.addptr", "tt.splat", "tt.bitcast",
     "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "arith.select", "tt.unsplat",
+    "ttg.convert_layout",
 }  # fmt: skip

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -101,27 +102,49 @@ def _kind(name: str, value: Any, dtypes: Mapping[str, str]) -> str:
     raise NotProvedError(f"{name} is a {type(value).__name__}")
 
 
+def is_gluon(jitted: Any) -> bool:
+    """Whether this is a kernel in Gluon, which has no interpreter."""
+    return type(jitted).__name__ == "GluonJITFunction"
+
+
 def _lowered(jitted: Any, signature: Mapping[str, str], fixed: Mapping[Any, Any]) -> str:
-    from triton._C.libtriton import ir, passes
-    from triton.backends.compiler import GPUTarget
+    from triton._C.libtriton import passes
     from triton.compiler import ASTSource
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the launch itself shows what Triton warns of
+        if not is_gluon(jitted):
+            return _text_after(
+                passes.common, ASTSource(jitted, dict(signature), dict(fixed), {}), num_warps=4
+            )
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        layouts = [one.warps_per_cta for one in fixed.values() if hasattr(one, "warps_per_cta")]
+        source = GluonASTSource(jitted, dict(signature), dict(fixed), {})
+        return _text_after(passes.gluon, source, num_warps=prod(layouts[0]) if layouts else 4)
+
+
+def _text_after(passes: Any, source: Any, **options: Any) -> str:
+    """The text after helpers are put in place, and what is known is computed."""
+    from triton._C.libtriton import ir
+    from triton._C.libtriton import passes as others
+    from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
     target = GPUTarget("cuda", 90, 32)
     backend: Any = make_backend(target)
-    options = backend.parse_options({"enable_fp_fusion": True})
+    made = backend.parse_options({"enable_fp_fusion": True, **options})
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    source = ASTSource(jitted, dict(signature), dict(fixed), {})
-    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the launch itself shows what Triton warns of
-        module = source.make_ir(target, options, functions, modules, context)
+    functions, modules = backend.get_codegen_implementation(made), backend.get_module_map()
+    module = source.make_ir(target, made, functions, modules, context)
     manager = ir.pass_manager(context)
     manager.enable_debug()  # with locations
-    for add in ("add_inliner", "add_canonicalizer", "add_cse", "add_symbol_dce"):
-        getattr(passes.common, add)(manager)
+    passes.add_inliner(manager)
+    passes.add_canonicalizer(manager)
+    others.common.add_cse(manager)
+    others.common.add_symbol_dce(manager)
     manager.run(module, "bounds")
     return str(module)
 

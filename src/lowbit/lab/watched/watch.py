@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowbit.lab.backends.host import TORCH, Host, machinery
 from lowbit.lab.backends.kinds.triton import TritonKernel
 from lowbit.lab.prove.launches import available, bounds_of_launch, in_words
+from lowbit.lab.prove.ttir import is_gluon
 from lowbit.lab.report import Caller, Finding
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import UnsupportedError, crash_of
@@ -86,7 +87,11 @@ class Watcher(Host):
             launched = TritonKernel.of(kernel)
             self._log.launches[launched.name] += 1
             values, tensors = self.taken(arguments)
-            self._prove(launched, values, tensors, grid_of(grid))
+            gluon = is_gluon(launched.jitted)
+            self._prove(launched, values, tensors, grid_of(grid), alone=gluon)
+            if gluon:
+                self._log.note(f"{launched.name} is in Gluon, which no interpreter runs")
+                raise UnsupportedError(f"{launched.name} is in Gluon, which needs a GPU to run")
             self._watch(launched, values, tensors, grid_of(grid))
 
     def on_gpu(
@@ -115,7 +120,7 @@ class Watcher(Host):
     ) -> None:
         """Interpret a sample on the tensors before a launch, and compare with those after it."""
         values, tensors = self.taken(before)
-        self._prove(kernel, values, tensors, grid)
+        self._prove(kernel, values, tensors, grid, alone=True)
         try:
             self.run(kernel, values, tensors, grid, chosen(grid))
         except Exception as error:  # it may wait for programs that are not in the sample
@@ -125,10 +130,12 @@ class Watcher(Host):
         self.forget_freed()
 
     def _prove(
-        self, kernel: TritonKernel, values: dict[str, Any], tensors: list[CheckedTensor], grid: Grid
-    ) -> None:
+        self, kernel: TritonKernel, values: dict[str, Any], tensors: list[CheckedTensor],
+        grid: Grid, *, alone: bool = False,
+    ) -> None:  # fmt: skip
         """Log whether all programs stay in bounds, once for all launches of this kind; of several
-        kinds of launch, what was not proved counts."""
+        kinds of launch, what was not proved counts. alone: nobody else looks at all programs, so
+        that an access that leaves its tensor is a finding."""
         lie = [(one.name, one.type.dtype, one.shape, one.strides) for one in tensors]
         key = kernel.name, repr((values, lie, grid))
         if key in self._proved or not available():
@@ -141,6 +148,14 @@ class Watcher(Host):
         for name, verdict in bounds_of_launch(kernel, values, tensors, grid).items():
             if name not in known or not verdict.proved:
                 known[name] = in_words(verdict, "programs")
+            if alone and verdict.wrong:
+                self._take_down(
+                    Finding(
+                        f"out-of-bounds-{verdict.kind}", f"{name}: {verdict.why}", tensor=name,
+                        program=verdict.program, place=verdict.place, device="Z3",
+                        kernel=kernel.name,
+                    )
+                )  # fmt: skip
         self._left -= time.monotonic() - begun
 
     def _watch(
