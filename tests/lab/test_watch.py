@@ -228,3 +228,19 @@ def test_what_was_undefined_stays_as_the_first_run_left_it() -> None:
         wrong.sums_a_row[(1,)](torch.full((5,), -1.0), z, 5, B=8)
     assert log.kinds == ("undefined-lanes",)
     assert np.isfinite(z.item())
+
+
+def test_only_programs_with_undefined_lanes_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = list[int]()
+    original = watched.Watcher.run
+
+    def run(self, kernel, values, tensors, grid, chosen=None):
+        runs.append(len(chosen or range(grid[0])))
+        original(self, kernel, values, tensors, grid, chosen)
+
+    monkeypatch.setattr(watched.Watcher, "run", run)
+    with watch() as log:
+        right.adds_one[(5,)](torch.zeros(39), torch.empty(39), 39, 1, B=8)
+        right.adds_one[(5,)](torch.zeros(40), torch.empty(40), 40, 1, B=8)
+    assert log.ok
+    assert runs == [5, 1, 5]

@@ -269,7 +269,8 @@ class _Accesses:
         else:
             values = np.broadcast_to(other.data, shape).astype(dtype)
         masked, active = mask is not None, _active(mask, shape)
-        self._memory.undefined |= other is None and not active.all()
+        if other is None and not active.all():
+            self._memory.undefined.add(self._memory.program)
         for lanes in self._parts(ptr, active, "load", masked):
             values = self._memory.load(lanes, values, volatile=volatile, acquires=acquires)
         return self._interpreter.TensorHandle(values, element)

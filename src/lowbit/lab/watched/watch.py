@@ -27,7 +27,7 @@ from lowbit.lab.report import Caller, Finding
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import UnsupportedError, crash_of
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor
-from lowbit.lab.run.trace import Grid, grid_of
+from lowbit.lab.run.trace import Grid, grid_of, programs_of
 from lowbit.lab.watched.cuda import served_by_cpu
 from lowbit.lab.watched.log import Log
 from lowbit.lab.watched.sample import MOST_BYTES, Copies, chosen, disagreeing, size_of
@@ -168,8 +168,8 @@ class Watcher(Host):
             self._stopped(error)
             raise
         finally:
-            undefined, more = self.memory.undefined, list[Finding]()
-            if undefined and not sys.exc_info()[0]:
+            more = list[Finding]()
+            if self.memory.undefined and not sys.exc_info()[0]:
                 more = self._again(before, kernel, values, tensors, grid)
             self._take_down(*more)
             for tensor in tensors:
@@ -190,16 +190,21 @@ class Watcher(Host):
         self, before: _State, kernel: TritonKernel, values: dict[str, Any],
         tensors: list[CheckedTensor], grid: Grid,
     ) -> list[Finding]:  # fmt: skip
-        """Once more, with poison in undefined lanes; the memory is then as it was."""
+        """Those programs once more that have undefined lanes, with poison in them, and all if what
+        they read may come from others; the memory is then as it was."""
         first, after = self.memory, _State(tensors)
+        again, writers = programs_of(grid), None
+        if not first.atomics:
+            again = sorted(first.undefined)
+            writers = [n for n, one in enumerate(first.begun) if one.program in first.undefined]
         before.restore()
         self.memory = self._memory(poisoned=True)
         try:
-            self.run(kernel, values, tensors, grid)
+            self.run(kernel, values, tensors, grid, again)
         except Exception as error:  # an address of poison, say
             return [crash_of(error, self.memory)]
         finally:
-            differing = after.differing()
+            differing = after.differing(writers)
             after.restore()
             poisoned, self.memory = self.memory, first
         found = list[Finding]()
@@ -240,12 +245,16 @@ class _State:
             for array, kept in zip(_arrays(tensor), self._kept[key], strict=True):
                 array[:] = kept
 
-    def differing(self) -> tuple[CheckedTensor, int] | None:
-        """The first element that holds something else now; None if there is none."""
+    def differing(self, writers: Sequence[int] | None) -> tuple[CheckedTensor, int] | None:
+        """The first element, of those that were written by these if any are given, that holds
+        something else now; None if there is none."""
         for key, tensor in self._tensors.items():
             bytes_ = np.flatnonzero(self._kept[key][0] != tensor.storage)
-            if bytes_.size:
-                return tensor, int(tensor.elements.owner[bytes_[0]])
+            elements = tensor.elements.owner[bytes_]
+            if writers is not None:
+                elements = elements[np.isin(self._kept[key][1][elements], writers)]
+            if elements.size:
+                return tensor, int(elements[0])
         return None
 
 
