@@ -67,9 +67,10 @@ class Memory:
     other value read poison, not 0. machinery: folders whose frames are not the text of a kernel.
     most_steps: how many steps of an interpreter a program may take; no limit if None.
 
-    `atomics` says whether there were atomic operations; `undefined` are the programs with masked
-    lanes that were given no other value. `kernel` is set to the name of the one that runs, where
-    there are several, and `running` is the program; `begun` are all programs, by their numbers.
+    `atomics` and `undefined` say whether there were atomic operations, and masked lanes that were
+    given no other value; `undefined_in` are the programs that have these. `kernel` is set to the
+    name of the one that runs, where there are several, and `running` is the program; `begun` are
+    all programs, by their numbers.
     """
 
     def __init__(
@@ -80,7 +81,8 @@ class Memory:
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.recorder, self.poisoned = recorder, poisoned
         self.machinery = (_LAB, *machinery)
-        self.atomics, self.undefined = False, set[Program]()
+        self.atomics = self.undefined = False
+        self.undefined_in = set[Program]()
         self.number = 0
         self.running: Program | None = None
         self.kernel: str | None = None

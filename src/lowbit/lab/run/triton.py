@@ -270,7 +270,8 @@ class _Accesses:
             values = np.broadcast_to(other.data, shape).astype(dtype)
         masked, active = mask is not None, _active(mask, shape)
         if other is None and not active.all():
-            self._memory.undefined.add(self._memory.program)
+            self._memory.undefined = True
+            self._memory.undefined_in.add(self._memory.program)
         for lanes in self._parts(ptr, active, "load", masked):
             values = self._memory.load(lanes, values, volatile=volatile, acquires=acquires)
         return self._interpreter.TensorHandle(values, element)

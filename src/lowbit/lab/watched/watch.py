@@ -169,7 +169,7 @@ class Watcher(Host):
             raise
         finally:
             more = list[Finding]()
-            if self.memory.undefined and not sys.exc_info()[0]:
+            if self.memory.undefined_in and not sys.exc_info()[0]:
                 more = self._again(before, kernel, values, tensors, grid)
             self._take_down(*more)
             for tensor in tensors:
@@ -195,8 +195,8 @@ class Watcher(Host):
         first, after = self.memory, _State(tensors)
         again, writers = programs_of(grid), None
         if not first.atomics:
-            again = sorted(first.undefined)
-            writers = [n for n, one in enumerate(first.begun) if one.program in first.undefined]
+            again = sorted(first.undefined_in)
+            writers = [n for n, one in enumerate(first.begun) if one.program in first.undefined_in]
         before.restore()
         self.memory = self._memory(poisoned=True)
         try:
