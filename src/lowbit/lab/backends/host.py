@@ -30,7 +30,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from triton.runtime.jit import TensorWrapper
 
 from lowbit.jit.memory import offsets_of
 from lowbit.kernels.triton.fast import launch
@@ -300,7 +299,7 @@ def _argument(name: str, value: Any, take: Callable[[str, Tensor], TensorArgumen
     """An argument as Triton's interpreter takes it: `take` says what stands for its tensors."""
     if isinstance(value, tuple):
         return tuple(_argument(f"{name}[{i}]", one, take) for i, one in enumerate(value))
-    if isinstance(value, TensorWrapper):
+    if is_reinterpreted(value):
         return replace(take(name, value.base), dtype=_name_of(value.dtype))
     if hasattr(value, "block_shape"):
         descriptor = copy.copy(value)
@@ -444,6 +443,11 @@ def arguments_of_launch(
     if missing:
         raise TypeError(f"{launched.name} is launched without {', '.join(missing)}")
     return {name: given[name] for name in signature.parameters}
+
+
+def is_reinterpreted(value: Any) -> bool:
+    """Whether this is a tensor under triton.reinterpret."""
+    return type(value).__name__ == "TensorWrapper"
 
 
 def _name_of(dtype: Any) -> str:

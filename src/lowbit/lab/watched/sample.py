@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from triton.runtime.jit import TensorWrapper
 
+from lowbit.lab.backends.host import is_reinterpreted
 from lowbit.lab.report import Finding
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.tensor import CheckedTensor, widened
@@ -41,7 +41,7 @@ class Copies:
     def _copied(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(self._copied, value))
-        if isinstance(value, TensorWrapper) or hasattr(value, "block_shape"):
+        if is_reinterpreted(value) or hasattr(value, "block_shape"):
             made = copy.copy(value)
             made.base = self._copied(value.base)
             return made

@@ -28,6 +28,7 @@ from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import UnsupportedError, crash_of
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor
 from lowbit.lab.run.trace import Grid, grid_of, programs_of
+from lowbit.lab.run.triton import triton_modules
 from lowbit.lab.watched.cuda import served_by_cpu
 from lowbit.lab.watched.log import Log
 from lowbit.lab.watched.sample import MOST_BYTES, Copies, chosen, disagreeing, size_of
@@ -50,6 +51,7 @@ def watch() -> Iterator[Log]:
     UnsupportedError if only a GPU can run it. ModuleNotFoundError or RuntimeError if Triton is
     missing or of an unknown version.
     """
+    triton_modules()
     log = Log()
     watcher = Watcher(log)
     with contextlib.ExitStack() as stack:
