@@ -183,6 +183,30 @@ def test_what_is_loaded_is_not_known() -> None:
 
 
 @triton.jit
+def very_long(z_ptr, N, B: tl.constexpr):
+    i = tl.arange(0, B)
+    for _ in tl.static_range(400):
+        i = i * 3 % 7 + i % 2
+    tl.store(z_ptr + i % N, 1)
+
+
+@triton.jit
+def split(z_ptr, N, B: tl.constexpr):
+    left, right = tl.split(tl.reshape(tl.arange(0, B), (B // 2, 2)))
+    tl.store(z_ptr + left, right)
+
+
+def test_what_is_not_understood_is_not_proved() -> None:
+    with watch() as log:
+        very_long[(1,)](torch.zeros(8, dtype=torch.int32), 8, B=8)
+        split[(1,)](torch.zeros(8, dtype=torch.int32), 8, B=8)
+    assert log.ok
+    said = "in bounds for all programs: not proved: "
+    assert log.bounds["very_long"]["z_ptr"].startswith(f"{said}its text is too long")
+    assert log.bounds["split"]["z_ptr"].startswith(f"{said}it depends on tt.split at test_prove")
+
+
+@triton.jit
 def overflows(z_ptr, N, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(z_ptr + i * 300_000_000 // 300_000_000, i)

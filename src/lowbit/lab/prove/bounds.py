@@ -103,8 +103,8 @@ class Question:
         }
         try:
             meaning = Meaning(self.text, {**self.arguments, **pointers}, self.grid)
-        except NotProvedError as error:
-            return {name: Verdict(False, str(error)) for name in self.extents}
+        except Exception as error:
+            return {name: Verdict(False, _reason(error)) for name in self.extents}
         verdicts, ends = dict[str, Verdict](), time.monotonic() + seconds
         for access in meaning.accesses:
             name = str(access.pointer.base)
@@ -115,8 +115,8 @@ class Question:
     def _judged(self, meaning: Meaning, access: Access, ends: float) -> Verdict:
         try:
             known, leaves, overflows = self._stated(meaning, access)
-        except NotProvedError as error:
-            return Verdict(False, str(error), access.place)
+        except Exception as error:
+            return Verdict(False, _reason(error), access.place)
         verdict = self._asked(meaning, access, [*known, leaves], ends)
         if verdict.proved and overflows is not None:
             wraps = self._asked(meaning, access, [*known, overflows], ends)
@@ -196,3 +196,13 @@ class Question:
         at = f"with {', '.join(f'{k}={n}' for k, n in sizes.items())} " if sizes else ""
         why = f"{at}program {list(program)} {verb} at element offset {offset}{lane}"
         return Verdict(False, why, access.place, sizes, program, access.kind)
+
+
+def _reason(error: Exception) -> str:
+    """Why nothing is proved. A text with what was not foreseen fails in many ways, and the kernel
+    may be right all the same."""
+    if isinstance(error, NotProvedError):
+        return str(error)
+    if "RecursionError" in repr(error):  # ctypes has its own kind of it
+        return "its text is too long"
+    return f"Triton's text of it is not understood ({type(error).__name__}: {error})"

@@ -67,7 +67,7 @@ TYPE = re.compile(
 )
 _LOCATION = re.compile(r"\s*loc\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)")
 _DEFINED = re.compile(r"(#loc\d*) = loc\((.*)\)$")
-_RESULTS = re.compile(r"(%[\w$.-]+(?::\d+)?) = ")
+_RESULTS = re.compile(r"(%[\w$.-]+(?::\d+)?(?:, %[\w$.-]+(?::\d+)?)*) = ")
 _NAME = re.compile(r'"?([a-z_]+\.[\w.]+)"?')
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
 
@@ -189,15 +189,20 @@ def _parsed(text: str, signature: Mapping[str, str]) -> Text:
 
 def _op(line: str) -> Op:
     found = _RESULTS.match(line)
-    base, _, count = (found[1] if found else "").partition(":")
     text = line[found.end() :] if found else line
-    results = tuple(f"{base}#{i}" for i in range(int(count))) if count else (base,) if base else ()
+    results = tuple(_named(found[1].split(", "))) if found else ()
     name = _NAME.match(text)
     if name is None:
         raise NotProvedError(f"the line {line!r} of Triton's text is not understood")
     # What has a region that is no loop or branch has its types behind it.
     types = () if text.endswith("{") and not name[1].startswith("scf.") else _types(text)
     return Op(name[1], results, tuple(_VALUE.findall(text)), text, types)
+
+
+def _named(results: list[str]) -> Iterator[str]:
+    """The names of results, "%a:2" being two."""
+    for base, _, count in (one.partition(":") for one in results):
+        yield from (f"{base}#{i}" for i in range(int(count))) if count else (base,)
 
 
 def _types(text: str) -> tuple[str, ...]:
