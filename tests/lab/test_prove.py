@@ -130,13 +130,19 @@ def in_64_bits(z_ptr, N, B: tl.constexpr):
     tl.store(z_ptr + i % 3_000_000_000 + tl.program_id(0) * B, 1)
 
 
+@triton.jit
+def described(z_ptr, N, B: tl.constexpr):
+    d = tl.make_tensor_descriptor(z_ptr, [N, 16], [16, 1], [B, 16])
+    d.store([tl.program_id(0) * B, 0], d.load([tl.program_id(0) * B, 4]) + 1)
+
+
 # A kernel, N, B, programs, and the elements that it needs.
 LAUNCHES = [
     (rounded_up, 21, 8, 3, 21), (remainders, 13, 8, 3, 13), (quotients, 8, 8, 3, 8),
     (shifted, 0, 8, 2, 14), (chosen, 12, 8, 2, 12), (turned, 5, 8, 1, 39), (flattened, 4, 8, 1, 32),
     (downwards, 35, 8, 1, 32), (pointer_goes_on, 30, 8, 1, 32), (nested, 4, 8, 1, 27),
     (only_the_first, 23, 8, 3, 16), (as_bytes, 0, 8, 1, 8), (counted, 0, 8, 3, 24),
-    (in_64_bits, 0, 8, 3, 24),
+    (in_64_bits, 0, 8, 3, 24), (described, 11, 8, 2, 176),
 ]  # fmt: skip
 
 

@@ -358,7 +358,7 @@ def launches(run: launch.Runner, on_gpu: OnGpu | None = None) -> Iterator[None]:
 
     def replaced(method: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
         def start(self: Any, *args: Any, **named: Any) -> Any:
-            tensors = (getattr(one, "base", one) for one in (*args, *named.values()))
+            tensors = (getattr(one, "base", one) for one in tree_iter((args, named)))
             with torch._C.DisableTorchFunction():  # modes may say what is not so
                 cuda = any(isinstance(one, Tensor) and one.is_cuda for one in tensors)
             if not cuda:

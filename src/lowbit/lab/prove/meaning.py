@@ -42,6 +42,34 @@ class Access:
     place: Place | None
 
 
+@dataclass(frozen=True)
+class Descriptor:
+    """What tl.make_tensor_descriptor makes: nothing outside of its shape is touched."""
+
+    pointer: Value
+    shape: tuple[Value, ...]
+    strides: tuple[Value, ...]
+    block: tuple[int, ...]
+
+    def access(self, kind: str, corner: Sequence[Value], path: tuple[Any, ...], op: Op) -> Access:
+        """A load or a store of the block at a corner."""
+
+        def places(lane: Lane) -> list[Any]:
+            return [one.at(()) + place for one, place in zip(corner, lane, strict=True)]
+
+        def at(lane: Lane) -> Any:
+            moved = zip(places(lane), self.strides, strict=True)
+            steps = [place * step.at(()) for place, step in moved]
+            return self.pointer.at(()) + self.pointer.size * sum(steps)
+
+        def inside(lane: Lane) -> Any:
+            several = zip(places(lane), self.shape, strict=True)
+            return z3.And(*(z3.And(place >= 0, place < n.at(())) for place, n in several))
+
+        pointer = replace(self.pointer, shape=self.block, at=at)
+        return Access(kind, pointer, Value(self.block, inside), path, op.place)
+
+
 class Meaning:
     """The accesses of a kernel.
 
@@ -56,6 +84,7 @@ class Meaning:
         self.programs = [z3.Int(f"program_{axis}") for axis in "xyz"]
         self.grid = grid
         self._values: dict[str, Value] = {}
+        self._descriptors: dict[str, Descriptor] = {}
         self._count = itertools.count()
         for value, name in text.parameters.items():
             given = arguments[name]
@@ -92,6 +121,9 @@ class Meaning:
         if op.name in special:
             special[op.name](op, path)
             return
+        if op.name == "tt.make_tensor_descriptor" or self._descriptors.keys() & {*op.operands}:
+            self._describe(op, path)
+            return
         operands = [self._values[name] for name in op.operands if name in self._values]
         if op.name in ("tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas"):
             self._access(op, operands, path)
@@ -104,10 +136,32 @@ class Meaning:
         if made is not None:
             self._values[op.results[0]] = self._kept(made, op)
         else:
-            for name, type_ in zip(op.results, op.types, strict=False):
-                shape, element = typed(type_)
-                truth = element in ("i1", "!tt.ptr<i1>") or op.name.startswith("arith.cmp")
-                self._values[name] = self.fresh(shape, f"{op}", truth)
+            self._unknown(op)
+
+    def _unknown(self, op: Op) -> None:
+        for name, type_ in zip(op.results, op.types, strict=False):
+            shape, element = typed(type_)
+            truth = element in ("i1", "!tt.ptr<i1>") or op.name.startswith("arith.cmp")
+            self._values[name] = self.fresh(shape, f"{op}", truth)
+
+    def _describe(self, op: Op, path: tuple[Any, ...]) -> None:
+        """A descriptor is made, or a block is loaded or stored through it."""
+        lists = [
+            tuple(self._values[name] for name in re.findall(r"%[\w$.#-]+", one))
+            for one in re.findall(r"\[([^\]]*)\]", op.text)
+        ]
+        if op.name == "tt.make_tensor_descriptor":
+            dims = re.findall(r"<((?:\d+x)+)", op.text)[-1].split("x")[:-1]
+            pointer = self._values[op.operands[0]]
+            made = Descriptor(pointer, lists[0], lists[1], tuple(map(int, dims)))
+            self._descriptors[op.results[0]] = made
+        elif op.name in ("tt.descriptor_load", "tt.descriptor_store"):
+            kind = op.name.removeprefix("tt.descriptor_")
+            descriptor = self._descriptors[op.operands[0]]
+            self.accesses.append(descriptor.access(kind, lists[0], path, op))
+            self._unknown(op)
+        else:
+            raise NotProvedError(f"an address goes through {op}")
 
     def _of_grid(self, op: Op) -> Value | None:
         of = {"tt.get_program_id": self.programs, "tt.get_num_programs": self.grid}.get(op.name)

@@ -77,6 +77,8 @@ def text_of(kernel: TritonKernel, arguments: Mapping[str, Any], dtypes: Mapping[
 
     NotProvedError if an argument is of no kind that is known here; and what the compiler raises.
     """
+    if not kernel.on_gpu:
+        raise NotProvedError("TRITON_INTERPRET=1 made it, which no compiler takes")
     constants = {one.name for one in kernel.parameters if one.constant}
     signature, fixed = dict[str, str](), dict[tuple[int, ...], Any]()
     for place, parameter in enumerate(kernel.parameters):
