@@ -27,6 +27,8 @@ from lowbit.lab.prove.bounds import Extent  # noqa: E402
 from lowbit.lab.prove.launches import bounds_of_sizes, in_words  # noqa: E402
 from lowbit.lab.source import load, request_named  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 WRONG = [known for path in sorted(HERE.glob("wrong/*.py")) for known in load(path).WRONG]
 UNUSUAL = [known for path in sorted(HERE.glob("unusual/*.py")) for known in load(path).UNUSUAL]
@@ -136,6 +138,31 @@ def described(z_ptr, N, B: tl.constexpr):
     d.store([tl.program_id(0) * B, 0], d.load([tl.program_id(0) * B, 4]) + 1)
 
 
+@triton.jit
+def leaves_early(z_ptr, N, B: tl.constexpr):
+    p = tl.program_id(0)
+    if p == 0:
+        return
+    if p * B >= N:
+        tl.store(z_ptr, 1)
+        return
+    tl.store(z_ptr + p * B + tl.arange(0, B), 1)
+
+
+@triton.jit
+def returns_a_place(p, B: tl.constexpr):
+    if p == 0:
+        return 3
+    if p == 1:
+        return B
+    return p
+
+
+@triton.jit
+def places(z_ptr, N, B: tl.constexpr):
+    tl.store(z_ptr + returns_a_place(tl.program_id(0), B), 1)
+
+
 # A kernel, N, B, programs, and the elements that it needs.
 LAUNCHES = [
     (rounded_up, 21, 8, 3, 21), (remainders, 13, 8, 3, 13), (quotients, 8, 8, 3, 8),
@@ -143,6 +170,7 @@ LAUNCHES = [
     (downwards, 35, 8, 1, 32), (pointer_goes_on, 30, 8, 1, 32), (nested, 4, 8, 1, 27),
     (only_the_first, 23, 8, 3, 16), (as_bytes, 0, 8, 1, 8), (counted, 0, 8, 3, 24),
     (in_64_bits, 0, 8, 3, 24), (described, 11, 8, 2, 176),
+    (leaves_early, 17, 8, 4, 24), (places, 0, 8, 3, 9),
 ]  # fmt: skip
 
 

@@ -22,13 +22,14 @@ from lowbit.lab.prove.operations import (
     OVERFLOWING,
     Lane,
     Value,
-    chosen,
     is_truth,
     scalar,
     typed,
 )
 from lowbit.lab.prove.ttir import NotProvedError, Op, Region, Text
 from lowbit.lab.run.trace import Place
+
+_NAMES = re.compile(r"%[\w$.#-]+")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Meaning:
         for value, name in text.parameters.items():
             given = arguments[name]
             self._values[value] = given if isinstance(given, Value) else scalar(given)
-        self._run(text.body, ())
+        self._blocks(text.body)
 
     def fresh(self, shape: tuple[int, ...], why: str, truth: bool = False) -> Value:
         """Something of which nothing is known."""
@@ -108,10 +109,37 @@ class Meaning:
             if one.get_id() in self._narrow:
                 yield one, self._narrow[one.get_id()]
 
+    def _blocks(self, body: Region) -> None:
+        """Go through a function: a block is reached from those before it that branch to it."""
+        path: tuple[Any, ...] = ()
+        ways: dict[str, list[tuple[Any, list[Value]]]] = {}
+        for op in body.ops:
+            if op.name == "block":
+                label = op.text.partition("(")[0]
+                if label not in ways:
+                    raise NotProvedError(f"its blocks are in an order that is not understood: {op}")
+                first, *others = ways[label]
+                made = first[1]
+                for holds, values in others:
+                    made = [_joined(op, holds, *two) for two in zip(values, made, strict=True)]
+                self._values.update(zip(op.results, made, strict=True))
+                path = (z3.Or(*(holds for holds, _ in ways.pop(label))),)
+            elif op.name in ("cf.br", "cf.cond_br"):
+                targets = re.findall(r"\^(\w+)(?:\(([^:)]*) :[^)]*\))?", op.text)
+                holds = [self._values[op.operands[0]].at(())] if len(targets) == 2 else []
+                ends = [*holds, *map(z3.Not, holds)] or [z3.BoolVal(True)]
+                for (label, names), end in zip(targets, ends, strict=True):
+                    values = [self._values[name] for name in _NAMES.findall(names)]
+                    ways.setdefault(label, []).append((z3.And(*path, end), values))
+            elif op.name != "tt.return":
+                self._one(op, path)
+        if ways:
+            raise NotProvedError("it goes back to a block")
+
     def _run(self, region: Region, path: tuple[Any, ...]) -> Op | None:
         """Go through a region; returns what ends it."""
         for op in region.ops:
-            if op.name in ("scf.yield", "scf.condition", "tt.return"):
+            if op.name in ("scf.yield", "scf.condition"):
                 return op
             self._one(op, path)
         return None
@@ -129,6 +157,8 @@ class Meaning:
             self._access(op, operands, path)
         elif any(one.base for one in operands) and op.name not in OF_POINTERS:
             raise NotProvedError(f"an address goes through {op}")
+        elif op.regions and op.name not in ("tt.reduce", "tt.scan"):
+            raise NotProvedError(f"what is inside of {op} is not understood")
         meaning = MEANINGS.get(op.name)
         made = self._of_grid(op)
         if meaning is not None and len(operands) == len(op.operands) and len(op.results) == 1:
@@ -147,7 +177,7 @@ class Meaning:
     def _describe(self, op: Op, path: tuple[Any, ...]) -> None:
         """A descriptor is made, or a block is loaded or stored through it."""
         lists = [
-            tuple(self._values[name] for name in re.findall(r"%[\w$.#-]+", one))
+            tuple(self._values[name] for name in _NAMES.findall(one))
             for one in re.findall(r"\[([^\]]*)\]", op.text)
         ]
         if op.name == "tt.make_tensor_descriptor":
@@ -203,9 +233,7 @@ class Meaning:
             return
         then, other = ([self._values[name] for name in end.operands] for end in ends if end)
         for name, one, two in zip(op.results, then, other, strict=True):
-            if one.base != two.base:
-                raise NotProvedError(f"an address is of one tensor or of another after {op}")
-            self._values[name] = chosen(condition, one, two)
+            self._values[name] = _joined(op, condition, one, two)
 
     def _while(self, op: Op, path: tuple[Any, ...]) -> None:
         """Of what it carries nothing is known but that its condition held."""
@@ -244,8 +272,10 @@ class Meaning:
         bound = dict[str, Value]()
 
         def after(begun: Value, added: list[tuple[str, Op]] | None, rounds: Any) -> Value:
+            if added:
+                return self._kept(_added(begun, added, rounds, bound), added[0][1])
             if added is not None:
-                return _added(begun, added, rounds, bound)
+                return begun
             if begun.base is not None:
                 raise NotProvedError(f"an address changes from round to round in {op}")
             return self.fresh(begun.shape, f"what {op} carries", is_truth(begun))
@@ -257,6 +287,13 @@ class Meaning:
         rounds = z3.If(high > low, (high - low + step - 1) / step, z3.IntVal(0))
         for name, begun, added in zip(op.results, started, steps, strict=True):
             self._values[name] = after(begun, added, rounds)
+
+
+def _joined(op: Op, condition: Any, one: Value, two: Value) -> Value:
+    """One value or the other."""
+    if one.base != two.base:
+        raise NotProvedError(f"an address is of one tensor or of another after {op}")
+    return replace(one, at=lambda lane: z3.If(condition, one.at(lane), two.at(lane)))
 
 
 def _added(

@@ -50,11 +50,6 @@ def scalar(expression: Any) -> Value:
     return Value((), lambda _: made)
 
 
-def chosen(condition: Any, one: Value, two: Value) -> Value:
-    """One value or the other, for all lanes."""
-    return replace(one, at=lambda lane: z3.If(condition, one.at(lane), two.at(lane)))
-
-
 def _divided(left: Any, right: Any) -> Any:
     """Division that cuts off; Z3's rounds down for divisors above 0."""
     up = z3.If(left >= 0, left / right, -(-left / right))

@@ -168,7 +168,10 @@ def _parsed(text: str, signature: Mapping[str, str]) -> Text:
             parameters.update(zip(found, names, strict=True))
             region = whole
         elif plain.startswith("^"):
-            region.arguments = tuple(_VALUE.findall(plain))
+            named = tuple(_VALUE.findall(plain.partition("//")[0]))
+            if region is whole:  # of several blocks, which branches connect
+                region.ops.append(Op("block", named, (), plain[1:].partition(":")[0]))
+            region.arguments = named
         elif plain in ("} else {", "} do {"):
             op = open_[-1][0]
             region = Region()
