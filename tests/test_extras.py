@@ -21,6 +21,7 @@ MODULE_OF = {
     "iced-x86": "iced_x86",
     "openvino-genai": "openvino_genai",
     "vl-convert-python": "vl_convert",
+    "z3-solver": "z3",
 }
 
 

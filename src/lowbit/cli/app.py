@@ -45,26 +45,26 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of data, order and drawn sh
 
 
 def described(
-    within: typer.Typer, name: str, example: str, code: int | None = None
+    within: typer.Typer, name: str, example: str, code: int | None = None, **options: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function the command `name` of an application, with `one_line_errors`."""
 
     def make(function: Callable[..., None]) -> Callable[..., None]:
         wrapped = one_line_errors(code)(function)
         epilog = f"Example: lowbit {example}"
-        return within.command(name, epilog=epilog, context_settings=_HELP)(wrapped)
+        return within.command(name, epilog=epilog, context_settings=_HELP, **options)(wrapped)
 
     return make
 
 
 def command(
-    name: str, *, example: str, within: typer.Typer = app, code: int | None = None
+    name: str, *, example: str, within: typer.Typer = app, code: int | None = None, **options: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as the command `name`."""
+    """Register a function as the command `name`; options: of typer's own `command`."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         commands.add(f"{within.info.name} {name}", function)
-        return described(within, name, example, code)(function)
+        return described(within, name, example, code, **options)(function)
 
     return register
 

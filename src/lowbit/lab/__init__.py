@@ -1,7 +1,8 @@
 """The lab: looking at what kernels do, and why they are right or wrong, fast or slow.
 
 `check` compares a kernel with the specification of its operation; `trace_kernel` records every
-access of one run; `view` shows it as a page.
+access of one run; `view` shows it as a page; `watch` needs no specification, and looks at every
+launch of a program.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ from lowbit.lab.view.trace import Trace, trace_kernel
 if TYPE_CHECKING:
     from lowbit.lab.backends.host import interpreter
     from lowbit.lab.backends.kinds.cpu import CpuKernel
+    from lowbit.lab.watched.watch import watch
 
 # Loaded when first used: they need PyTorch and LLVM.
-_HOMES = {"CpuKernel": "backends.kinds.cpu", "interpreter": "backends.host"}
+_HOMES = {
+    "CpuKernel": "backends.kinds.cpu",
+    "interpreter": "backends.host",
+    "watch": "watched.watch",
+}
 
 __all__ = [
     "Access",
@@ -36,6 +42,7 @@ __all__ = [
     "interpreter",
     "trace_kernel",
     "view",
+    "watch",
 ]
 
 

@@ -48,6 +48,18 @@ TITLES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
+class Caller:
+    """A line of the host that took part in a launch, and the function that it is in."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
 class Finding:
     """One thing that was found, at the first place where it was seen.
 
@@ -55,7 +67,8 @@ class Finding:
     distance from the first element, in elements. masked: whether the access has a mask. sizes,
     fill and layout: the case; more: in how many further cases the same was seen. device:
     "interpreter", "cuda", or for a function on a CPU the instruction set. kernel: the one that did
-    it, where a function launches several.
+    it, where a function launches several; stack: who launched it, the innermost first, where no
+    specification is checked.
     """
 
     kind: str
@@ -75,6 +88,7 @@ class Finding:
     device: str = "interpreter"
     more: int = 0
     kernel: str | None = None
+    stack: tuple[Caller, ...] = ()
 
     @property
     def title(self) -> str:
@@ -100,8 +114,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of a check. `ok`: no finding is an error. `viewer` makes the View of a run: the
-    first one in which something was found, else that of the exercise."""
+    """The outcome of a check. `ok`: no finding is an error. bounds: of each parameter that is a
+    tensor, whether no program leaves it at any sizes, in words; empty where that was not asked.
+    `viewer` makes the View of a run: the first one in which something was found, else that of the
+    exercise."""
 
     kernel: str
     operation: str
@@ -110,6 +126,7 @@ class CheckResult:
     cases: int
     devices: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    bounds: Mapping[str, str] = field(default_factory=dict[str, str])
     viewer: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,17 +155,11 @@ class CheckResult:
             lines.append(f"  {finding.severity}: {finding}")
             if finding.case:
                 lines.append(f"      {finding.case}")
+        lines += [f"  {name}: {said}" for name, said in self.bounds.items()]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def __rich__(self) -> Any:
-        from rich.text import Text
-
-        head, *rest = str(self).splitlines()
-        text = Text(head, "bold green" if self.ok else "bold red")
-        for line in rest:
-            start = line.lstrip().partition(":")[0]
-            text.append(f"\n{line}", {"error": "red", "warning": "yellow"}.get(start, "dim"))
-        return text
+        return coloured(str(self), self.ok)
 
     def _repr_html_(self) -> str:
         colour = "#1a7f37" if self.ok else "#cf222e"
@@ -158,16 +169,29 @@ class CheckResult:
 
     def to_json(self) -> str:
         """Everything as JSON text; numbers that are not finite are written as strings."""
-        plain = {"ok": self.ok, **asdict(replace(self, viewer=None))}
-        del plain["viewer"]
-        return json.dumps(_plain(plain), indent=2, allow_nan=False)
+        whole = {"ok": self.ok, **asdict(replace(self, viewer=None))}
+        del whole["viewer"]
+        return json.dumps(plain(whole), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def coloured(report: str, ok: bool) -> Any:
+    """The text of a report for a terminal."""
+    from rich.text import Text
+
+    head, *rest = report.splitlines()
+    text = Text(head, "bold green" if ok else "bold red")
+    for line in rest:
+        start = line.lstrip().partition(":")[0]
+        text.append(f"\n{line}", {"error": "red", "warning": "yellow"}.get(start, "dim"))
+    return text
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: numbers that are not finite are strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value

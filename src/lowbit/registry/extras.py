@@ -27,6 +27,7 @@ EXTRA_OF = {
     "iced_x86": "lab",
     "altair": "lab",
     "vl_convert": "lab",
+    "z3": "lab",
     "faiss": "peers",
     "mkl": "peers",
     "numkong": "peers",

@@ -13,10 +13,11 @@ from lowbit.lab.run.trace import Place
 if TYPE_CHECKING:
     from lowbit.kernels.triton.ahead import Compiled
 
-_ELEMENTS = {
+ELEMENTS = {
     "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "int8": "i8",
     "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32", "uint32": "u32",
     "int64": "i64", "uint64": "u64", "bool": "i1", "float8_e4m3fn": "fp8e4nv",
+    "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2": "fp8e5", "float8_e5m2fnuz": "fp8e5b16",
 }  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def compiled(
 def _signature(value: Any, dtypes: Mapping[str, str]) -> Any:
     """What `compile_ahead` takes for an argument, as a launch would specialize it."""
     if isinstance(value, TensorArgument):
-        return f"*{_ELEMENTS[value.dtype or dtypes[value.name]]}"
+        return f"*{ELEMENTS[value.dtype or dtypes[value.name]]}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     if isinstance(value, float):

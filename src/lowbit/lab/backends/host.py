@@ -16,7 +16,10 @@ import copy
 import ctypes
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -34,8 +38,17 @@ from lowbit.lab.report import Finding
 from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import shuffled
-from lowbit.lab.run.tensor import NOBODY, POISON, CheckedTensor, array_of, dtype_of, tensor_of
-from lowbit.lab.run.trace import grid_of, programs_of
+from lowbit.lab.run.tensor import (
+    NOBODY,
+    POISON,
+    CheckedTensor,
+    TensorView,
+    array_of,
+    dtype_of,
+    tensor_of,
+)
+from lowbit.lab.run.trace import Grid, Program, grid_of, programs_of
+from lowbit.lab.run.triton import triton_modules
 from lowbit.spec import TensorType
 
 _FRESH = {
@@ -50,8 +63,8 @@ _FRESH = {
     )
 }
 _COPIES = {"aten::_to_copy", "aten::clone", "aten::copy_"}
-# The number of a program of which no more is known than that it came before.
-_TORCH = -3
+TORCH = -3
+"""The number of a program of which no more is known than that it came before."""
 
 
 class Poisoning(TorchDispatchMode):
@@ -91,11 +104,11 @@ class Poisoning(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class _Held:
-    """Memory of torch as a tensor of the checker. The storage is kept, so that no other one can
-    get its address; `own` is the name of an input."""
+    """Memory of torch as a tensor of the checker. A weak reference to the storage keeps its key
+    from being given to another; `own` is the name of an input."""
 
     tensor: CheckedTensor
-    storage: Any
+    storage: StorageWeakRef
     own: str | None
 
     def elements(self, view: Tensor) -> NDArray[np.int64]:
@@ -118,14 +131,22 @@ class Host(Poisoning):
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Within it, torch and the launches of kernels are watched."""
-        with launch.running(self.launch), _launches(self.launch), self:
+        with launch.running(self.launch), launches(self.launch, self.on_gpu), self:
             yield
+
+    def on_gpu(
+        self, start: Callable[[], Any], kernel: Any, grid: Sequence[int],
+        arguments: Mapping[str, Any],
+    ) -> Any:  # fmt: skip
+        """A launch with a GPU's tensors, which `start` makes. Returns what that returns."""
+        return start()
 
     def give(self, checked: CheckedTensor) -> Tensor:
         """A torch tensor in the memory of a checked one."""
         dtype = getattr(torch, checked.type.dtype)
         whole = torch.from_numpy(checked.storage)
-        self._held[_key(whole)] = _Held(checked, whole.untyped_storage(), checked.name)
+        storage = StorageWeakRef(whole.untyped_storage())
+        self._held[_key(whole)] = _Held(checked, storage, checked.name)
         return torch.as_strided(whole.view(dtype), checked.shape, checked.strides)
 
     def output(self, result: Tensor, type_: TensorType) -> CheckedTensor:
@@ -167,8 +188,14 @@ class Host(Poisoning):
             shape, strides = (storage.nbytes() // tensor.element_size(),), (1,)
         memory = _bytes(storage.data_ptr(), storage.nbytes())
         checked = _in_place("", tensor, shape, strides, memory, initialised)
-        self._held[storage._cdata] = held = _Held(checked, storage, None)
+        self._held[storage._cdata] = held = _Held(checked, StorageWeakRef(storage), None)
         return held
+
+    def forget_freed(self) -> None:
+        """Drop what is known of memory that is no longer there."""
+        freed = [key for key, held in self._held.items() if held.storage.expired()]
+        for key in freed:
+            del self._held[key]
 
     def _of(self, tensor: Tensor) -> _Held:
         found = self._held.get(_key(tensor))
@@ -176,28 +203,32 @@ class Host(Poisoning):
             return self._hold(tensor, initialised=True)
         return found
 
-    def _unwritten(self, tensor: Tensor) -> tuple[_Held, NDArray[np.int64]]:
+    def _unwritten(self, tensor: Tensor) -> NDArray[np.int64]:
         """The elements of a tensor that nobody has written."""
-        held = self._of(tensor)
-        if held.tensor.initialised or (held.tensor.writer != NOBODY).all():
-            return held, np.empty(0, np.int64)
-        elements = held.elements(tensor).reshape(-1)
-        return held, elements[(elements >= 0) & (held.tensor.writer[elements] == NOBODY)]
+        held = self._held.get(_key(tensor))
+        if held is None or held.tensor.initialised or (held.tensor.writer != NOBODY).all():
+            return np.empty(0, np.int64)
+        elements = self._of(tensor).elements(tensor).reshape(-1)
+        return elements[(elements >= 0) & (held.tensor.writer[elements] == NOBODY)]
 
     def _is_read(self, name: str, tensor: Tensor) -> None:
-        held, unwritten = self._unwritten(tensor)
+        unwritten = self._unwritten(tensor)
         if unwritten.size:
-            self._found("unwritten-read", held, unwritten[0], f"is read by {name}, and unwritten")
+            what = f"is read by {name}, and unwritten"
+            self.found("unwritten-read", self._of(tensor), unwritten[0], what)
 
     def _is_written(self, name: str, tensor: Tensor) -> None:
+        if _key(tensor) not in self._held:
+            return
         held = self._of(tensor)
         elements = held.elements(tensor).reshape(-1)
         elements = elements[elements >= 0]
         if held.own is not None and elements.size:
-            self._found("input-written", held, elements[0], f"is an input, and written by {name}")
-        held.tensor.writer[elements], held.tensor.place[elements] = _TORCH, self.memory.place()
+            self.found("input-written", held, elements[0], f"is an input, and written by {name}")
+        held.tensor.writer[elements], held.tensor.place[elements] = TORCH, self.memory.place()
 
-    def _found(self, kind: str, held: _Held, element: Any, what: str) -> None:
+    def found(self, kind: str, held: _Held, element: Any, what: str) -> None:
+        """Something is wrong with what torch does to an element."""
         index = held.tensor.index(int(element))
         message = f"{held.own or 'a temporary tensor'}{list(index)} {what}"
         place = self.memory.here()
@@ -205,48 +236,71 @@ class Host(Poisoning):
 
     def _is_copied(self, source: Tensor, target: Tensor) -> None:
         """Elements that nobody has written are so in a copy too."""
-        if _key(source) == _key(target) or not self._unwritten(source)[1].size:
+        if _key(source) == _key(target) or not self._unwritten(source).size:
             return
         held = self._of(source)
         writer = held.tensor.writer[held.elements(source)]
         new = self._held.get(_key(target)) or self._hold(target, initialised=True)
         new.tensor.initialised = False
-        new.tensor.writer[new.tensor.writer == NOBODY] = _TORCH
+        new.tensor.writer[new.tensor.writer == NOBODY] = TORCH
         if writer.size != target.numel():
             writer = np.broadcast_to(writer, target.shape)
         new.tensor.writer[new.elements(target).reshape(-1)] = writer.reshape(-1)
 
     def launch(self, kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any]) -> None:
         """Run a kernel on tensors on the CPU, with all parameters by name."""
-        launched = TritonKernel.of(kernel)
-        taken: dict[int, CheckedTensor] = {}
+        self.run(TritonKernel.of(kernel), *self.taken(arguments), grid_of(grid))
+
+    def taken(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[CheckedTensor]]:
+        """The arguments as the interpreter takes them, and the tensors among them. A tensor has the
+        name of the input that it is, else of its first parameter; views of one memory know of each
+        other, and each has bounds of its own."""
+        taken: dict[tuple[Any, ...], CheckedTensor] = {}
 
         def take(name: str, tensor: Tensor) -> TensorArgument:
-            """The memory of a tensor is called as an input, or as its first parameter."""
-            held = self._of(tensor)
-            if _key(tensor) not in taken:
-                held.tensor.name = held.own or name
-                taken[_key(tensor)] = held.tensor
-            offset = int(tensor.storage_offset()) * tensor.element_size()
-            return TensorArgument(held.tensor.name, offset, dtype_of(tensor))
+            held, start = self._of(tensor), int(tensor.storage_offset()) * tensor.element_size()
+            if held.own is not None:
+                taken[(_key(tensor),)] = held.tensor
+                return TensorArgument(held.own, start, dtype_of(tensor))
+            place = (_key(tensor), start, tensor.shape, tensor.stride(), tensor.dtype)
+            if place not in taken:
+                shape, size = tuple(tensor.shape), tensor.element_size()
+                type_ = TensorType(name, dtype_of(tensor), tuple(map(str, shape)))
+                view = TensorView(type_, held.tensor, shape, tensor.stride(), size, start)
+                taken[place] = view
+            return TensorArgument(taken[place].name, 0, dtype_of(tensor))
 
         values = {name: _argument(name, one, take) for name, one in arguments.items()}
-        dims = grid_of(grid)
-        programs = programs_of(dims)
+        return values, list(taken.values())
+
+    def run(
+        self, kernel: TritonKernel, values: dict[str, Any], tensors: list[CheckedTensor],
+        grid: Grid, chosen: Sequence[Program] | None = None,
+    ) -> None:  # fmt: skip
+        """Run a kernel on what `taken` gave; all of its programs, or those that are chosen."""
+        programs, memory = list(chosen or programs_of(grid)), self.memory
         self.several |= len(programs) > 1
-        memory = self.memory
-        memory.tensors = {one.name: one for one in taken.values()}
-        memory.kernel = launched.name
+        memory.tensors = {one.name: one for one in tensors}
+        memory.kernel = kernel.name
         memory.barrier()
-        launched.run(memory, values, shuffled(programs, self._seed), dims)
+        kernel.run(memory, values, shuffled(programs, self._seed), grid)
         memory.barrier()
         memory.kernel = memory.running = None
+
+
+def machinery() -> tuple[str, ...]:
+    """Where the lines are that neither a kernel nor a function has: in Triton and torch, and in
+    what dataclasses make."""
+    files = [triton_modules()[0].__file__, torch.__file__]
+    return (*(str(Path(file).parent) for file in files if file is not None), "<string>")
 
 
 def _argument(name: str, value: Any, take: Callable[[str, Tensor], TensorArgument]) -> Any:
     """An argument as Triton's interpreter takes it: `take` says what stands for its tensors."""
     if isinstance(value, tuple):
-        return tuple(_argument(name, one, take) for one in value)
+        return tuple(_argument(f"{name}[{i}]", one, take) for i, one in enumerate(value))
+    if is_reinterpreted(value):
+        return replace(take(name, value.base), dtype=_name_of(value.dtype))
     if hasattr(value, "block_shape"):
         descriptor = copy.copy(value)
         descriptor.base = _argument(name, value.base, take)
@@ -287,28 +341,91 @@ def run_checked(kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any]) 
         raise AssertionError(f"{launched.name}: " + "; ".join(wrong))
 
 
+OnGpu = Callable[[Callable[[], Any], Any, Sequence[int], Mapping[str, Any]], Any]
+"""Is given what makes a launch on a GPU, the kernel, the grid, and all arguments by name."""
+
+
 @contextlib.contextmanager
-def _launches(run: launch.Runner) -> Iterator[None]:
-    """Within it, kernel[grid](...) with CPU tensors goes to `run`."""
-    from triton.runtime.jit import KernelInterface
+def launches(run: launch.Runner, on_gpu: OnGpu | None = None) -> Iterator[None]:
+    """Within it, a launch of Triton with CPU tensors goes to `run`, an autotuned one in its first
+    configuration; who asks for a compiled kernel gets a stand-in. One with a GPU's goes to `on_gpu`
+    if there is one, but not those that look for the best configuration."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
 
-    original = KernelInterface.__getitem__
+    tuning = list[Any]()
 
-    def at_grid(self: Any, grid: Any) -> Callable[..., None]:
-        def start(*args: Any, **named: Any) -> None:
-            tensors = (getattr(one, "base", one) for one in (*args, *named.values()))
-            if any(isinstance(one, Tensor) and one.is_cuda for one in tensors):
-                original(self, grid)(*args, **named)
-                return
+    def replaced(method: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        def start(self: Any, *args: Any, **named: Any) -> Any:
+            tensors = (getattr(one, "base", one) for one in tree_iter((args, named)))
+            with torch._C.DisableTorchFunction():  # modes may say what is not so
+                cuda = any(isinstance(one, Tensor) and one.is_cuda for one in tensors)
+            if not cuda:
+                return instead(self, *args, **named)
+            launched = partial(method, self, *args, **named)
+            if on_gpu is None or tuning or instead is not start_on_cpu or named["warmup"]:
+                return launched()
+            arguments, grid = arguments_of_launch(self, args, named), named["grid"]
+            dims: Any = grid(arguments) if callable(grid) else grid
+            return on_gpu(launched, self, dims, arguments)
+
+        return start
+
+    def tried(method: Callable[..., Any]) -> Callable[..., Any]:
+        def bench(self: Any, *args: Any, **named: Any) -> Any:
+            tuning.append(self)
+            try:
+                return method(self, *args, **named)
+            finally:
+                tuning.pop()
+
+        return bench
+
+    def start_on_cpu(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        if not warmup:
             arguments = arguments_of_launch(self, args, named)
             dims: Any = grid(arguments) if callable(grid) else grid
             if 0 not in dims:
                 run(self, dims, arguments)
+        return StandIn(self)
 
-        return start
-
-    with patch.object(KernelInterface, "__getitem__", at_grid):
+    with contextlib.ExitStack() as stack:
+        for kind, instead in (
+            (JITFunction, start_on_cpu),
+            (InterpretedFunction, start_on_cpu),
+            (Autotuner, _first_configuration),
+        ):
+            stack.enter_context(patch.object(kind, "run", replaced(kind.run, instead)))
+        stack.enter_context(patch.object(Autotuner, "_bench", tried(Autotuner._bench)))
         yield
+
+
+def _first_configuration(self: Any, *args: Any, **named: Any) -> Any:
+    """Instead of Autotuner.run: the first configuration that it would try."""
+    self.nargs = dict(zip(self.arg_names, args, strict=False))
+    configs = self.prune_configs(named) if len(self.configs) > 1 else self.configs
+    self.best_config = config = configs[0]
+    if config.pre_hook is not None:
+        config.pre_hook({**self.nargs, **named, **config.all_kwargs()})
+    return self.fn.run(*args, **named, **config.all_kwargs())
+
+
+class StandIn:
+    """What a launch returns instead of a compiled kernel. Its figures are nobody's: they only let
+    a host go on that computes an occupancy from them."""
+
+    n_regs, n_spills = 64, 0
+    metadata = SimpleNamespace(shared=1 << 14, num_warps=4)
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def _init_handles(self) -> None:
+        pass
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return self._kernel[grid]
 
 
 def arguments_of_launch(
@@ -326,6 +443,16 @@ def arguments_of_launch(
     if missing:
         raise TypeError(f"{launched.name} is launched without {', '.join(missing)}")
     return {name: given[name] for name in signature.parameters}
+
+
+def is_reinterpreted(value: Any) -> bool:
+    """Whether this is a tensor under triton.reinterpret."""
+    return type(value).__name__ == "TensorWrapper"
+
+
+def _name_of(dtype: Any) -> str:
+    """What Triton's language calls one of its dtypes."""
+    return next(name for name, one in vars(triton_modules()[1]).items() if one is dtype)
 
 
 def _in_place(

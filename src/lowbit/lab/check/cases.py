@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, zip_longest
 from math import prod
 from time import process_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lowbit.lab.backends import cuda
 from lowbit.lab.backends.backend import Request, Subject, Way
+from lowbit.lab.prove.launches import available, bounds_of_sizes, in_words
 from lowbit.lab.report import CheckResult, Finding, OnProgress
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run, Trial, first_index, judge, wrong_values
 from lowbit.lab.view.run import view_subject
 from lowbit.spec import SPECIAL, Case
+
+if TYPE_CHECKING:
+    from lowbit.lab.prove.bounds import Verdict
 
 # A run that takes more is not repeated with every kind of data; one that would take so much more,
 # going by the exercise, is left out.
@@ -48,6 +52,7 @@ def check_request(
     on_gpu = cuda.wanted(device, subject)
     found = _check_cases(subject, cases, on_gpu, notes, stop, on_progress)
     findings = [finding for number in sorted(found) for finding in found[number]]
+    bounds: dict[str, str] = {}
     shown = next((cases[number] for number in sorted(found) if found[number]), None)
     if any(f.severity == "error" for f in findings):
         # What is wrong with plain numbers says more.
@@ -57,6 +62,10 @@ def check_request(
         notes += [str(one) for one in refused if one.severity == "note"]
         refused = [one for one in refused if one.severity != "note"]
         findings += refused or _other_blocks(subject, cases)
+        if available():
+            verdicts = bounds_of_sizes(subject)
+            bounds = {name: in_words(one, "sizes") for name, one in verdicts.items()}
+            findings += _beyond(subject, verdicts)
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(
@@ -67,6 +76,7 @@ def check_request(
         len(found),
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
+        bounds,
         partial(view_subject, subject, shown) if subject.text else None,
     )
 
@@ -211,6 +221,16 @@ def _other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
         if first is not None:
             message = f"with {words}: {first.title}: {first.message}"
             findings.append(replace(first, kind="block-sizes", message=message, severity=severity))
+    return findings
+
+
+def _beyond(subject: Subject, verdicts: Mapping[str, Verdict]) -> list[Finding]:
+    """What a run finds at sizes at which an access is said to leave its tensor."""
+    findings = list[Finding]()
+    for sizes in (one.sizes for one in verdicts.values() if one.wrong and one.sizes):
+        if prod(sizes.values()) <= _TOO_SLOW:
+            case = Case(subject.operation, sizes)
+            findings += _check_case(subject, case, thorough=False, on_gpu=False)[0]
     return findings
 
 

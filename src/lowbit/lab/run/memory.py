@@ -69,9 +69,10 @@ class Memory:
     take; no limit if None.
 
     `atomics` says whether there were atomic operations, `tf32` whether products of float32 were
-    rounded to TF32, `undefined` has the lines with masked lanes
-    that were given no other value. `kernel` is set to the name of the one that runs, where there
-    are several, and `running` is the program; `begun` are all programs, by their numbers.
+    rounded to TF32, `undefined` has the lines with masked lanes that were given no other value, and
+    `undefined_in` the programs that have these. `kernel` is set to the name of the one that runs,
+    where there are several, and `running` is the program; `begun` are all programs, by their
+    numbers.
     """
 
     # Whether `wrapped` is to be called where a sum or product of 32 bits wraps.
@@ -88,6 +89,7 @@ class Memory:
         self.machinery = (_LAB, *machinery)
         self.atomics = self.tf32 = False
         self.undefined: dict[Place | None, None] = {}
+        self.undefined_in = set[Program]()
         self.number = 0
         self.running: Program | None = None
         self.kernel: str | None = None
@@ -132,6 +134,7 @@ class Memory:
         """What the lanes of a load hold which a mask leaves undefined, as they are stored."""
         place = self.here()
         self.undefined[place] = None
+        self.undefined_in.add(self.program)
         if self.poisoned is True or (place is not None and self.poisoned == place):
             return strays(dtype, shape)
         return np.zeros(shape, storage_dtype(dtype))
@@ -276,7 +279,7 @@ class Memory:
         lanes.outside = outside
         if outside.any():
             distance = int(offsets[outside].reshape(-1)[0]) // tensor.itemsize
-            gap = 0 <= distance * tensor.itemsize < tensor.elements.owner.size
+            gap = 0 <= distance * tensor.itemsize < tensor.extent
             mask = "its mask lets it" if lanes.masked else "it has no mask"
             where = (
                 f"at element offset {distance}{', between its rows' if gap else ''} "

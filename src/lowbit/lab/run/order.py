@@ -106,7 +106,7 @@ class Order:
     def acquire(self, number: int, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
         """What others have released with these elements is known from now on."""
         for element in set(elements.tolist()):
-            self._known[number] |= self._released.get((id(tensor), element), 0)
+            self._known[number] |= self._released.get((tensor.key, element), 0)
         self._note(number)
 
     def update(
@@ -116,12 +116,12 @@ class Order:
         """An atomic operation on elements."""
         if acquires:
             self.acquire(number, tensor, elements)
-        held = self._updates.setdefault(id(tensor), {})
+        held = self._updates.setdefault(tensor.key, {})
         known = self._known[number] | 1 << number
         for element in set(elements.tolist()):
             held[element] = held.get(element, 0) | 1 << number
             if releases:
-                place = id(tensor), element
+                place = tensor.key, element
                 self._released[place] = self._released.get(place, 0) | known
         if releases:
             self._closed.add(number)
@@ -131,7 +131,7 @@ class Order:
     ) -> tuple[int, int] | None:
         """The first of these elements that another has updated in no order with what `number` does
         now, and who; None if there is none."""
-        held = self._updates.get(id(tensor), {})
+        held = self._updates.get(tensor.key, {})
         for element in elements.tolist() if held else ():
             others = held.get(element, 0) & ~(self._known[number] | 1 << number)
             while others:
@@ -143,7 +143,7 @@ class Order:
 
     def written(self, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
         """Elements have been written otherwise: what was released there is gone."""
-        held = self._updates.get(id(tensor), {})
+        held = self._updates.get(tensor.key, {})
         for element in elements.tolist() if held else ():
             held.pop(element, None)
-            self._released.pop((id(tensor), element), None)
+            self._released.pop((tensor.key, element), None)

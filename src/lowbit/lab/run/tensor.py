@@ -41,6 +41,7 @@ class CheckedTensor:
         self.count = self.slots.size
         steps = [step * self.itemsize for step in self.strides]
         self.elements = Elements(self.shape, steps, self.itemsize)
+        self.extent = self.elements.owner.size
         if storage is None:
             storage = np.full(self.elements.owner.size, POISON, np.uint8)
             if initialised:
@@ -49,6 +50,11 @@ class CheckedTensor:
         self.writer = np.full(self.count, NOBODY, np.int64)
         self.reader = np.full(self.count, NOBODY, np.int64)
         self.place = np.full(self.count, NOBODY, np.int64)
+
+    @property
+    def key(self) -> int:
+        """A number that it shares with its views alone."""
+        return id(self.writer)
 
     def forget(self) -> None:
         """What it holds is there before a run that comes now."""
@@ -87,6 +93,45 @@ class CheckedTensor:
         """Set the values at byte offsets that are known to be good."""
         where = offsets.reshape(-1, 1) + np.arange(values.dtype.itemsize)
         self.storage[where] = np.ascontiguousarray(values).reshape(-1, 1).view(np.uint8)
+
+
+class TensorView(CheckedTensor):
+    """A part of a checked tensor as one of its own: with the same storage, the same elements and
+    the same notes of who touched them. What it does not cover is outside. strides: in elements of
+    its dtype; start: the byte in the storage at which it begins."""
+
+    def __init__(
+        self, type: TensorType, whole: CheckedTensor, shape: tuple[int, ...],
+        strides: Sequence[int], itemsize: int, start: int,
+    ) -> None:  # fmt: skip
+        vars(self).update(vars(whole))
+        self._whole, self._start = whole, start
+        self.name, self.type, self.itemsize = type.name, type, itemsize
+        self.shape, self.strides = shape, tuple(strides)
+        offsets = start + offsets_of(shape, strides).reshape(-1) * self.itemsize
+        self.count = offsets.size
+        self.extent = int(offsets.max(initial=start - self.itemsize)) - start + self.itemsize
+        # Of each element of the whole, the number in this one; NOBODY if it is not covered.
+        self._numbers = np.full(whole.count, NOBODY, np.int64)
+        for byte in range(0, self.itemsize, min(self.itemsize, whole.itemsize)):
+            self._numbers[whole.elements.owner[offsets + byte]] = np.arange(offsets.size)
+
+    def index(self, element: int) -> tuple[int, ...]:
+        number = max(0, int(self._numbers[element]))
+        return tuple(int(i) for i in np.unravel_index(number, self.shape)) if self.shape else ()
+
+    def locate(
+        self, offsets: NDArray[np.int64], active: NDArray[np.bool_], size: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        elements = self._whole.locate(offsets + self._start, active, size)[0]
+        elements[(elements >= 0) & (self._numbers[elements] == NOBODY)] = NOBODY
+        return elements, active & (elements < 0)
+
+    def read(self, offsets: NDArray[np.int64], dtype: np.dtype[Any]) -> Array:
+        return self._whole.read(offsets + self._start, dtype)
+
+    def write(self, offsets: NDArray[np.int64], values: Array) -> None:
+        self._whole.write(offsets + self._start, values)
 
 
 def tensor_of(

@@ -233,7 +233,7 @@ class _Accesses:
     def methods(self) -> dict[str, Callable[..., Any]]:
         """By their names in the builder."""
         return {
-            "create_load": lambda ptr, _, volatile: self._load(ptr, None, None, volatile),
+            "create_load": lambda ptr, *rest: self._load(ptr, None, None, bool(rest[-1])),
             "create_store": lambda ptr, value, *_: self._store(ptr, value, None),
             "create_masked_load": lambda ptr, mask, other, *rest, **__: self._load(
                 ptr, mask, other, bool(rest and rest[-1])

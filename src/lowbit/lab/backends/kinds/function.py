@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -76,18 +75,11 @@ class FunctionSubject(Subject):
         return result
 
     def run(self, trial: Trial, way: Way = PLAIN) -> Run:
-        import torch
-
-        from lowbit.lab.backends.host import Host
+        from lowbit.lab.backends.host import Host, machinery
 
         sizes = trial.case.sizes
-        files = [triton_modules()[0].__file__, torch.__file__]
-        machinery = [str(Path(file).parent) for file in files if file is not None]
         memory = Memory(
-            [],
-            machinery=(*machinery, "<string>"),
-            poisoned=way.poisoned,
-            most_steps=most_steps(sizes),
+            [], machinery=machinery(), poisoned=way.poisoned, most_steps=most_steps(sizes)
         )
         host = Host(memory, way.seed)
         given = {one.name: host.give(one) for one in self.tensors(trial)}

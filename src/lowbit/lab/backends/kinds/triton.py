@@ -153,7 +153,12 @@ def _of_language(value: Any, tl: Any) -> Any:
     return getattr(tl, name, None) or getattr(tl.math, name, value)
 
 
-_NAMES = {"float8_e4m3fn": "float8e4nv"}
+_NAMES = {
+    "float8_e4m3fn": "float8e4nv",
+    "float8_e4m3fnuz": "float8e4b8",
+    "float8_e5m2": "float8e5",
+    "float8_e5m2fnuz": "float8e5b16",
+}
 """Of dtypes, where Triton has its own."""
 
 

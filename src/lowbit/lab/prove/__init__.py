@@ -1,0 +1,1 @@
+"""Bounds of kernels, proved for all programs at once by Z3."""

@@ -1,0 +1,1 @@
+"""Any program, every launch of Triton watched: no specification is needed."""
