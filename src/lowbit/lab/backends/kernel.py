@@ -79,6 +79,7 @@ class KernelBackend(ABC):
 
     @classmethod
     def bind(cls, request: Request) -> KernelSubject:
+        request = request if request.grid is not None else replace(request, grid=1)
         operation, output, initial = request.operation, request.output, request.initial
         if not isinstance(initial, (int, float, type(None))):
             raise TypeError(f"initial is {initial!r}; give a number, or None")
@@ -111,6 +112,7 @@ class KernelSubject(Subject):
         strided, blocks = bool(self.binding.takes_strides), tuple(self.binding.blocks.values())
         # A thousand blocks take too long in a slow one.
         cases = cases_of(self.operation, blocks, strided, not self.slow)
+        cases = [case for case in cases if case.fill not in self.request.untried]
         fixed = any(isinstance(n, int) and n > 1 for n in self.request.given.values())
         if self.any_sizes or not (fixed or prod(self.grid_at(cases[0].sizes)) > 1):
             return cases, list(self._too_long(cases[0].sizes))

@@ -93,7 +93,7 @@ def view(
     kernel: Any,
     spec: Operation | Callable[..., Any],
     *,
-    grid: GridLike = 1,
+    grid: GridLike | None = None,
     sizes: Sizes | None = None,
     fill: str = "normal",
     output: str | None = None,

@@ -102,7 +102,7 @@ def trace_kernel(
     kernel: Any,
     spec: Operation | Callable[..., Any],
     *,
-    grid: GridLike = 1,
+    grid: GridLike | None = None,
     sizes: Sizes | None = None,
     fill: str = "normal",
     output: str | None = None,

@@ -6,15 +6,16 @@ import copy
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from lowbit.lab.backends.ahead import compiled, complaint
-from lowbit.lab.backends.backend import backends
-from lowbit.lab.backends.kernel import KernelBackend
+from lowbit.lab.backends.backend import Request, backends
+from lowbit.lab.backends.kernel import KernelBackend, KernelSubject
+from lowbit.lab.backends.unstated import completed
 from lowbit.lab.report import Finding
 from lowbit.lab.run.bind import Parameter, TensorArgument
 from lowbit.lab.run.memory import Memory
@@ -34,6 +35,8 @@ class TritonKernel(KernelBackend):
 
     heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     jitted: Any
+
+    needs_grid: ClassVar[bool] = False  # `completed` finds it, or says why not
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
@@ -105,6 +108,15 @@ class TritonKernel(KernelBackend):
                 except Exception as error:
                     _raise_unsupported(error, memory, interpreter)
                     raise
+
+    @classmethod
+    def bind(cls, request: Request) -> KernelSubject:
+        kernel = cls.of(request.kernel)
+        own = {name: n for name, n in kernel.constants.items() if name not in request.given}
+        whole = replace(request, given={**own, **request.given})
+        known = completed(whole, kernel.text, kernel.parameters)
+        given = {name: n for name, n in known.given.items() if name not in own}
+        return super().bind(replace(known, given=given))
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         self.jitted[grid](**self.decided(arguments))
