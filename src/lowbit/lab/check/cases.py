@@ -12,9 +12,9 @@ import numpy as np
 
 from lowbit.lab.backends import cuda
 from lowbit.lab.backends.backend import Request, Subject, Way
+from lowbit.lab.check.smallest import view_found
 from lowbit.lab.report import CheckResult, Finding, OnProgress
 from lowbit.lab.run.outcome import Run, Trial, first_index, judge, wrong_values
-from lowbit.lab.view.run import view_subject
 from lowbit.spec import SPECIAL, Case
 
 # A run that takes more is not repeated with every kind of data; one that would take so much more,
@@ -39,7 +39,11 @@ def check_request(
     on_gpu = cuda.wanted(device, subject)
     found = _check_cases(subject, cases, on_gpu, notes, stop, on_progress)
     findings = [finding for number in sorted(found) for finding in found[number]]
-    shown = next((cases[number] for number in sorted(found) if found[number]), None)
+    shown = next(((cases[n], found[n]) for n in sorted(found) if found[n]), (None, findings))
+
+    def tried(case: Case) -> list[Finding]:
+        return _check_case(subject, case, thorough=True, on_gpu=False)[0]
+
     if any(f.severity == "error" for f in findings):
         # What is wrong with plain numbers says more.
         findings = [f for f in findings if f.kind != "special-values"]
@@ -55,7 +59,7 @@ def check_request(
         len(found),
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
-        partial(view_subject, subject, shown) if subject.text else None,
+        partial(view_found, subject, *shown, tried) if subject.text else None,
     )
 
 

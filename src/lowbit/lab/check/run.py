@@ -22,7 +22,7 @@ from lowbit.lab.source import (
     request_named,
     request_of_file,
 )
-from lowbit.lab.view.run import view_file
+from lowbit.lab.view.run import View
 from lowbit.spec import Operation
 
 
@@ -77,12 +77,22 @@ def check_file(
     if needs_simulator(path):
         action = partial(check_file, device=device, stop=stop, on_progress=send_progress)
         result = in_simulator(action, path, on_progress)
-        first = next(iter(result.findings), None)
-        shown = (first.sizes, first.fill) if first and first.sizes else (None, "normal")
-        return replace(result, viewer=partial(view_file, path, *shown))
+        return replace(result, viewer=partial(view_failing, path))
     request = request_of_file(path)
     with blamed(path):
         return check_request(request, device, stop=stop, on_progress=on_progress)
+
+
+def view_failing(path: Path) -> View:
+    """The view of the first case of a file in which a check finds something, made as small as it
+    still does; of the exercise if nothing is found. Raises as `check_file`."""
+    if needs_simulator(path):
+        return in_simulator(view_failing, path)
+    viewer = check_file(path, "cpu", stop=True).viewer
+    if viewer is None:
+        raise TypeError(f"{path} is of a function that launches kernels; view one of these")
+    with blamed(path):
+        return viewer()
 
 
 def check_what(what: str, device: str | None = None, **how: Any) -> Iterator[CheckResult]:

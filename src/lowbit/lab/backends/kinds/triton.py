@@ -7,6 +7,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -22,6 +23,7 @@ from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import UnsupportedError, cause_of, last_line
 from lowbit.lab.run.trace import Grid, Program
 from lowbit.lab.run.triton import RUNNER, SPAN, START, interpreted, triton_modules
+from lowbit.lab.run.variables import Values, VariableWatch, plain
 
 
 @backends.register("Triton")
@@ -99,6 +101,11 @@ class TritonKernel(KernelBackend):
                 for name, value in given.items()
             }
             text = rewritten(self.text)
+            if memory.recorder is not None:
+                shown = partial(_shown, tl=tl)
+                memory.recorder.watch = VariableWatch(
+                    memory, memory.recorder, self.text.__code__, shown
+                )
             builder.set_grid_dim(*grid)
             for program in programs:
                 memory.begin(program)
@@ -151,6 +158,18 @@ def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) 
             f"Triton {version} is another one inside than the checker knows: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _shown(value: Any, tl: Any) -> Values:
+    """A variable of a kernel: a number, or a block; not of pointers."""
+    if not isinstance(value, tl.tensor):
+        return plain(value)
+    dtype = value.dtype.scalar
+    if dtype.is_ptr():
+        return None
+    data = value.handle.data
+    data = data.reshape(()) if not value.shape else data
+    return data, "bfloat16" if dtype == tl.bfloat16 else str(data.dtype)
 
 
 _NAMES = {"float8_e4m3fn": "float8e4nv"}
