@@ -138,9 +138,10 @@ def _summary(seen: View) -> list[str]:
     steps = counted(len(data["events"]), "step")
     programs = counted(len(data["programs"]), "program")
     lines = [f"{data['kernel']} ({data['operation']}), {sizes}: {steps}, {programs}"]
-    loaded = sum(tensor["loaded_bytes"] for tensor in data["tensors"])
-    stored = sum(tensor["stored_bytes"] for tensor in data["tensors"])
-    least = sum(tensor["least_bytes"] for tensor in data["tensors"])
+    tensors = [tensor for tensor in data["tensors"] if tensor["role"] != "shared"]
+    loaded, stored, least = (
+        sum(tensor[f"{name}_bytes"] for tensor in tensors) for name in ("loaded", "stored", "least")
+    )
     lines.append(f"  {loaded} bytes loaded, {stored} stored; at least {least} have to be moved")
     lines += [f"  {f['severity']}: {f['title']}: {f['message']}" for f in data["findings"]]
     return [*lines, *(f"  note: {note}" for note in data["notes"])]
