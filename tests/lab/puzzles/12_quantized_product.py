@@ -6,7 +6,6 @@ import triton.language as tl
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
-
 FPINT = 32 // 4
 GROUP = 8
 

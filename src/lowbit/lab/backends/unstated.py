@@ -169,8 +169,7 @@ def _launched(request: Request, words: _Text, parameters: Sequence[Parameter]) -
             block = _block(name, size, words, operation.exercise.get(size))
             blocks |= {} if block is None else {name: block}
     operation = replace(operation, blocks={**blocks, **operation.blocks})
-    every = {p.name for p in parameters}
-    axes = [_axis(axis, words, operation, request.given, every) for axis in range(3)]
+    axes = [_axis(axis, words, operation, request.given, parameters) for axis in range(3)]
     return replace(request, spec=operation, grid=partial(_grid, axes))
 
 
@@ -201,20 +200,24 @@ def _axis(
     words: _Text,
     operation: Operation,
     given: Mapping[str, Any],
-    parameters: set[str],
+    parameters: Sequence[Parameter],
 ) -> tuple[str, str | None] | None:
     """The size along an axis of the grid and its block, if it has one; None for an axis that is
-    not asked for."""
-    size, block = f"N{axis}", f"B{axis}"
+    not asked for. Where tensors have one axis, and all of them the same, no name is needed."""
     if axis not in words.axes:
         return None
+    size = f"N{axis}"
+    blocks = [p.name for p in parameters if p.name in words.names and _along(p.name) == size]
+    if {one.dims for one in operation.stated} == {operation.names[:1]} and words.axes == {0}:
+        size = operation.names[0]
+        blocks = [p.name for p in parameters if p.constant and p.name.startswith("B")]
     if size not in operation.names and size not in given:
         raise ValueError(
             f"nobody says how many programs there are along axis {axis} of the grid: a program "
             f"asks for tl.program_id({axis}), and there is no size {size}; give `grid`, a number "
             "or a function of the sizes and block sizes: def grid(meta): return (meta['N0'],)"
         )
-    return size, block if block in parameters and block in words.names else None
+    return size, blocks[0] if len(blocks) == 1 else None
 
 
 def _grid(axes: Sequence[tuple[str, str | None] | None], meta: Mapping[str, Any]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -39,7 +39,7 @@ def check_request(
     on_gpu = cuda.wanted(device, subject)
     found = _check_cases(subject, cases, on_gpu, notes, stop, on_progress)
     findings = [finding for number in sorted(found) for finding in found[number]]
-    shown = next(((cases[n], found[n]) for n in sorted(found) if found[n]), (None, findings))
+    shown = next(((cases[n], found[n]) for n in _worst_first(found)), (None, findings))
 
     def tried(case: Case) -> list[Finding]:
         return _check_case(subject, case, thorough=True, on_gpu=False)[0]
@@ -191,6 +191,12 @@ def _again(subject: Subject, run: Run) -> list[Finding]:
             )
         )
     return findings
+
+
+def _worst_first(found: Mapping[int, Sequence[Finding]]) -> list[int]:
+    """The cases in which something was found, those with errors first."""
+    some = [number for number in sorted(found) if found[number]]
+    return sorted(some, key=lambda n: all(one.severity != "error" for one in found[n]))
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:

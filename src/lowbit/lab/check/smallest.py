@@ -21,9 +21,9 @@ def view_found(
     tried: Callable[[Case], Sequence[Finding]],
 ) -> View:
     """The view of a checked kernel. shown: the case in which something was found first, None if
-    nothing was; findings: those of that case; tried: what is found in another one."""
+    in none; findings: those of that case, or of no case; tried: what is found in another one."""
     if shown is None:
-        return view_subject(subject, None)
+        return view_subject(subject, None, also=findings)
     first = next((one for one in findings if one.severity == "error"), findings[0])
     small = shown
     if subject.any_sizes and first.severity == "error":

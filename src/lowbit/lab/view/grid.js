@@ -99,16 +99,22 @@ function cellSize({ planes, rows, columns }, room, wide, cap = 18) {
   return [across, planes * rows > 40 || cap < 14 ? across : Math.max(across, 14)];
 }
 
+// What a tensor is, besides its name; most are inputs.
+const about = ({ dtype, shape, role }) =>
+  `${dtype} [${shape.join(" × ")}]${role === "input" ? "" : `, ${role}`}`;
+
 // The widest cells with which all these tensors, beside and below each other, are so high at most.
-function fittingCap(shapes, room, high) {
-  const boxes = (cap) => shapes.map((shape) => {
+function fittingCap(shown, room, high) {
+  const boxes = (cap) => shown.map((tensor) => {
+    const { name, shape } = tensor;
+    const heading = 9 * name.length + 7 * about(tensor).length;
     const parts = shapeOfGrid(shape);
     const [across, tall] = cellSize(parts, room, false, cap);
     const wide = parts.columns * (across + 1) + 24;
     const beside = Math.max(1, Math.min(parts.planes, Math.floor(room / wide)));
     const below = Math.ceil(parts.planes / beside);
     const own = parts.rows * (tall + 1) + (shape.length > 1 ? 20 : 6) + (parts.planes > 1 ? 22 : 0);
-    return [Math.max(160, beside * wide) + 24, below * own + 36];
+    return [Math.max(150, heading, beside * wide) + 22, below * own + 36];
   });
   for (let cap = 18; cap > 3; cap--) {
     let left = room, row = 0, total = 0;

@@ -11,12 +11,12 @@ function drawTensors() {
   const first = data.tensors.map(blockOf).find(Boolean);
   const together = data.tensors.filter((tensor) => [undefined, first].includes(blockOf(tensor)));
   const below = Math.max(300, innerHeight - box.getBoundingClientRect().top - scrollY - 8);
-  const cap = fittingCap(together.map((tensor) => tensor.shape), room, below);
+  const cap = fittingCap(together, room, below);
   for (const tensor of data.tensors) {
     const total = tensor.after.length;
     const { node, cells, columns } = grid(tensor.shape, total, room, { cap });
     const strip = make("div", { class: "strip" });
-    const shape = `${tensor.dtype} [${tensor.shape.join(" × ")}], ${tensor.role}`;
+    const shape = about(tensor);
     const holder = make("div", {
       class: "grids", tabindex: 0, role: "group",
       "aria-label": `Tensor ${tensor.name}, ${shape}; arrow keys move from element to element`,
