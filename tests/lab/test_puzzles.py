@@ -1,5 +1,7 @@
 """Solutions of exercises as they come: torch specifications with numbers, and no grid."""
 
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,8 @@
 """What a view shows of wrong kernels: the case, the variables, both sides of a race, what lines
 cost; and that it can be saved."""
 
+# pyright: reportOperatorIssue=false
+
 from __future__ import annotations
 
 import json

@@ -21,6 +21,25 @@ _WIDTH = 88  # of running text, in columns
 _STYLES = {"done": "bold green", "tried": "yellow", "not yet": "dim"}
 
 
+_Notebook = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Write all exercises as Jupyter notebooks into a folder.",
+        show_default=False,
+    ),
+]
+_Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="D",
+        help="The folder of the file.",
+        show_default="this one, or where the file was last",
+    ),
+]
+
+
 @command("learn", example="learn 4 --start", code=2)
 def learn(
     what: Annotated[
@@ -45,28 +64,12 @@ def learn(
     solution: Annotated[
         bool, typer.Option("--solution", help="Show the teaching kernel, once it is solved.")
     ] = False,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir",
-            metavar="D",
-            help="The folder of the file.",
-            show_default="this one, or where the file was last",
-        ),
-    ] = None,
+    folder: _Folder = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="With --start, --notebook: replace what is there."),
     ] = False,
-    notebook: Annotated[
-        Path | None,
-        typer.Option(
-            "--notebook",
-            metavar="DIR",
-            help="Write all exercises as Jupyter notebooks into a folder.",
-            show_default=False,
-        ),
-    ] = None,
+    notebook: _Notebook = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="With --solution: show it before it is solved.")
     ] = False,

@@ -30,6 +30,27 @@ _LAYOUT = "How tensors lie where strides are parameters: padded, transposed, row
 _FILL = "The data, as `lowbit check` uses them: normal, zeros, negative, large, low, tiny, nan, ..."
 
 
+_Saved = Annotated[
+    str | None,
+    typer.Option(
+        "--save",
+        "--json",
+        metavar="FILE",
+        help="Save all of it as JSON (- for stdout); `lowbit view FILE.json` opens it.",
+    ),
+]
+_Sizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sizes",
+        "--shape",
+        metavar="NAME=SIZE,...",
+        help="Sizes, as N0=100,T=64; may be repeated.",
+        show_default="of a file those of the first case that fails, else the exercise's",
+    ),
+]
+
+
 @command("view", example="view long_softmax --html softmax.html", code=2)
 def view(
     what: Annotated[
@@ -51,25 +72,8 @@ def view(
             show_default="view-KERNEL.html, unless --json is given",
         ),
     ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option(
-            "--save",
-            "--json",
-            metavar="FILE",
-            help="Save all of it as JSON (- for stdout); `lowbit view FILE.json` opens it.",
-        ),
-    ] = None,
-    sizes_text: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sizes",
-            "--shape",
-            metavar="NAME=SIZE,...",
-            help="Sizes, as N0=100,T=64; may be repeated.",
-            show_default="of a file those of the first case that fails, else the exercise's",
-        ),
-    ] = None,
+    json_file: _Saved = None,
+    sizes_text: _Sizes = None,
     fill: Annotated[
         str | None,
         typer.Option(help=_FILL, autocompletion=offered(_fills), show_default="normal"),

@@ -96,7 +96,8 @@ class _Text:
                     name = ast.unparse(node.func).rpartition(".")[2]
                     given = [*node.args, *(keyword.value for keyword in node.keywords)]
                     if name == "program_id":
-                        axes |= {a.value for a in given if isinstance(a, ast.Constant)}
+                        numbers = (a.value for a in given if isinstance(a, ast.Constant))
+                        axes |= {axis for axis in numbers if isinstance(axis, int)}
                     elif name in ("range", "static_range"):
                         steps |= {
                             n.id for a in given for n in ast.walk(a) if isinstance(n, ast.Name)

@@ -26,7 +26,7 @@ function blockGrid(shape, values) {
   const room = byId("left").clientWidth;
   const most = Math.max(1, Math.min(16, Math.floor((room - 26) / (TEXT + 1))));
   const lies = shape.filter((size) => size > 1).length > 1 ? shape : [values.length];
-  const fits = values.length <= MOST_TEXTS && shapeOfGrid(lies, most).columns <= most;
+  const fits = values.length <= MOST_TEXTS && shapeOfGrid(lies, most).columns <= 16;
   const text = fits ? (n, letters) => short(values[n], letters) : null;
   const made = grid(lies, values.length, room, { text, most: fits ? most : MOST_COLUMNS });
   made.cells.forEach((cell, n) => cell.setAttribute("title", `${indexOf(n, shape)} = ${values[n]}`));
