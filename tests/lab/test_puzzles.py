@@ -77,6 +77,11 @@ def six_rows(x: Float32[Tensor, "6 40"]) -> Float32[Tensor, "6 40"]:
     return x + torch.ones(6, 1)
 
 
+def together(x: Float32[Tensor, "6 40"], y: Float32[Tensor, "40"]) -> Float32[Tensor, "6 40"]:
+    assert abs(len(x) - 6) + abs(len(y) - 40) < 2
+    return x * y
+
+
 def test_numbers_that_may_be_others() -> None:
     rows, columns = extents(from_function(scaled))
     assert (rows.number, rows.axes, rows.free) == (6, (("x", 0), ("z", 0)), True)
@@ -85,6 +90,8 @@ def test_numbers_that_may_be_others() -> None:
     assert [one.dims for one in operation.stated] == [("R", "40"), ("40",), ("R", "40")]
     assert operation.exercise == {"R": 6}
     assert [one.free for one in extents(from_function(six_rows))] == [False, True]
+    # Each by itself may be another, both may not.
+    assert not any(one.free for one in extents(from_function(together)))
 
 
 @triton.jit

@@ -265,5 +265,7 @@ def test_a_view_is_saved_and_opened_again(tmp_path: Path) -> None:
         assert message in refused.stderr
     chosen = run(app, ["view", str(tmp_path / "run.json"), "--sizes", "N0=3"])
     assert "is a run that was saved; --sizes is of a new one" in chosen.stderr
+    data = view(add, exercises.add_constant_blocks, sizes={"N0": 70}, layout="rows").data
+    assert data["notes"] == ["The kernel takes no strides, so its tensors are contiguous."]
     strange = run(app, ["view", "add_constant", "--layout", "sideways"])
     assert "layout is 'sideways'; it must be one of contiguous, padded" in strange.stderr

@@ -33,7 +33,7 @@ def extents(operation: Operation) -> list[Extent]:
 
     The reference is run with one number changed at a time, on the fewest axes that let it run. A
     number is fixed where no choice of axes does, and wherever an axis of the result has it that
-    follows no input.
+    follows no input; all are, where the reference does not run with all of them changed.
     """
     given = _numbers(operation)
     found = list[Extent]()
@@ -44,6 +44,9 @@ def extents(operation: Operation) -> list[Extent]:
     follows = {axis for extent in found for axis in extent.axes}
     fixed = {int(n) for i, n in enumerate(result.dims) if (result.name, i) not in follows}
     kept = [extent for extent in found if extent.number not in fixed]
+    larger = {axis: one.number + n for n, one in enumerate(kept, 2) for axis in one.axes}
+    if _shape(operation, {**given, **larger}) is None:
+        kept = []
     taken = {axis for extent in kept for axis in extent.axes}
     kept += [Extent(size, (axis,), False) for axis, size in given.items() if axis not in taken]
     order = list(given)
@@ -80,20 +83,23 @@ def _free(operation: Operation, axes: list[Axis], number: int) -> Iterator[Exten
 def _changed(operation: Operation, axes: Iterable[Axis], number: int) -> list[Axis] | None:
     """The axes of the result that change with these; None if the reference does not run, or if
     they change otherwise."""
-    sizes, larger = _numbers(operation), number + 1
-    sizes.update(dict.fromkeys(axes, larger))
-    shapes = {t.name: [sizes[t.name, i] for i in range(len(t.dims))] for t in operation.inputs}
-    kinds = {t.name: np.float64 if t.is_float else np.int64 for t in operation.inputs}
-    try:
-        made = operation(**{name: np.ones(shape, kinds[name]) for name, shape in shapes.items()})
-    except Exception:  # somebody's own function, at sizes that it may not be for
-        return None
-    result = operation.result
+    larger, result = number + 1, operation.result
+    shape = _shape(operation, {**_numbers(operation), **dict.fromkeys(axes, larger)})
     stated = [int(dim) for dim in result.dims]
-    if np.ndim(made) != len(stated):
+    if shape is None or len(shape) != len(stated):
         return None
-    pairs = list(zip(np.shape(made), stated, strict=True))
+    pairs = list(zip(shape, stated, strict=True))
     changed = [i for i, (now, before) in enumerate(pairs) if now != before]
     if any(pairs[i] != (larger, number) for i in changed):
         return None
     return [(result.name, i) for i in changed]
+
+
+def _shape(operation: Operation, sizes: Mapping[Axis, int]) -> tuple[int, ...] | None:
+    """The shape of the result for inputs of these sizes; None if the reference does not run."""
+    shapes = {t.name: [sizes[t.name, i] for i in range(len(t.dims))] for t in operation.inputs}
+    kinds = {t.name: np.float64 if t.is_float else np.int64 for t in operation.inputs}
+    try:
+        return np.shape(operation(**{n: np.ones(s, kinds[n]) for n, s in shapes.items()}))
+    except Exception:  # somebody's own function, at sizes that it may not be for
+        return None

@@ -30,7 +30,7 @@ from lowbit.spec import Block, Case, Operation, Sizes
 from lowbit.spec.exercises import next_power_of_2
 from lowbit.spec.free_sizes import Extent, extents, named
 
-_FEW, _USUAL, _MOST = 16, 32, 64
+_FEW, _MOST = 16, 64  # elements of a block, where the names say no more
 _MOST_READINGS = 120
 
 
@@ -67,8 +67,8 @@ def completed(
 
 @dataclass(frozen=True)
 class _Text:
-    """What a kernel's text mentions: names, the axes of the grid that it asks for, and the names
-    that loops count by. helpers: those of the functions that it calls are among them."""
+    """What the text of a kernel, and of functions that it calls, mentions: names, the axes of the
+    grid that it asks for, and the names that loops count by."""
 
     names: frozenset[str]
     axes: frozenset[int]
@@ -118,7 +118,8 @@ def _result_named(request: Request, parameters: Sequence[Parameter]) -> Operatio
     """The operation, its result called as the only pointer that stands for nothing else."""
     operation = request.operation
     known = {one.name for one in operation.stated} | {"z", "out", "output"}
-    tensors = [p.name.removesuffix("_ptr") for p in parameters if p.name.endswith("_ptr")]
+    pointers = [p.name for p in parameters if p.name.endswith("_ptr")]
+    tensors = [name.removesuffix("_ptr") for name in pointers if name not in request.given]
     unknown = [name for name in tensors if name not in known]
     inputs = {one.name for one in operation.inputs}
     if request.output or len(unknown) != 1 or not set(tensors) <= {*inputs, *unknown}:

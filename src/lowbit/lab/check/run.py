@@ -48,7 +48,7 @@ def check(
     function whose annotations carry shapes and dtypes in jaxtyping's form and whose body is the
     reference. grid: the number of programs on up to three axes, or a function that makes it from a
     dict of all sizes and block sizes; one that is no function is run at the exercise's sizes only;
-    None: as the names of a Triton kernel's parameters say (B0 along N0), else one program.
+    None: what the names of a Triton kernel's parameters say (B0 along N0), else one program.
     output: the input that the kernel replaces by the result. initial: what the caller fills the
     result with. device: "cpu" for the interpreter alone, "cuda" to run on the GPU too; by default
     where there is one. stop: end after the first case in which an error is found. on_progress:

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from lowbit.lab.backends.backend import GridLike, Request, Subject
 from lowbit.lab.report import Finding
+from lowbit.lab.run.tensor import strides_of
 from lowbit.lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
 from lowbit.lab.view.trace import SCHEMA, trace_of, view_data
 from lowbit.spec import FILLS, Block, Case, Layout, Operation, Sizes
@@ -202,7 +203,9 @@ def view_subject(
         was = ", ".join(f"{name}={size}" for name, size in exercise.items())
         notes.append(f"Shrunk, to show all steps: the exercise has {was}.")
     if shown.layout != "contiguous":
-        notes.append(f"The tensors are {shown.layout}.")
+        lies = any(t.strides != strides_of(t.shape, "contiguous") for t in trace.fresh.values())
+        contiguous = "The kernel takes no strides, so its tensors are contiguous."
+        notes.append(f"The tensors are {shown.layout}." if lies else contiguous)
     return View(view_data(trace, notes, also))
 
 
