@@ -18,7 +18,7 @@ import inspect
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from lowbit.spec import Block, Case, Operation, Sizes
 from lowbit.spec.exercises import next_power_of_2
 from lowbit.spec.free_sizes import Extent, extents, named
 
-_FEW, _MOST = 16, 64  # elements of a block, where the names say no more
+_FEW, _USUAL, _MOST = 16, 32, 64  # elements of a block, where the names say no more
 _MOST_READINGS = 120
 
 
@@ -47,8 +47,7 @@ def completed(
     sizes = [p.name for p in parameters if _is_size(p, request)]
     if operation.names or not sizes:
         return _launched(request, words, parameters)
-    launched = {f"N{axis}" for axis in words.axes}
-    used = [name for name in sizes if name in words.names or name in launched]
+    used = [name for name in sizes if words.needs(name)]
     unused = dict.fromkeys((name for name in sizes if name not in used), 1)
     # Solutions take the larger of two by a comparison, which drops a NaN where torch keeps it.
     request = replace(request, given={**unused, **request.given}, untried=("nan",))
@@ -68,15 +67,15 @@ def completed(
 @dataclass(frozen=True)
 class _Text:
     """What the text of a kernel, and of functions that it calls, mentions: names, the axes of the
-    grid that it asks for, and the names that loops count by."""
+    grid that it asks for, and of each loop the names that it counts by."""
 
     names: frozenset[str]
     axes: frozenset[int]
-    steps: frozenset[str]
+    loops: tuple[frozenset[str], ...]
 
     @classmethod
     def of(cls, text: Callable[..., None]) -> _Text:
-        names, axes, steps = set[str](), set[int](), set[str]()
+        names, axes, loops = set[str](), set[int](), list[frozenset[str]]()
         left, seen = [text], set[Any]()
         while left:
             function = left.pop()
@@ -99,10 +98,33 @@ class _Text:
                         numbers = (a.value for a in given if isinstance(a, ast.Constant))
                         axes |= {axis for axis in numbers if isinstance(axis, int)}
                     elif name in ("range", "static_range"):
-                        steps |= {
-                            n.id for a in given for n in ast.walk(a) if isinstance(n, ast.Name)
-                        }
-        return cls(frozenset(names), frozenset(axes), frozenset(steps))
+                        inside = (node for one in given for node in ast.walk(one))
+                        loops.append(frozenset(n.id for n in inside if isinstance(n, ast.Name)))
+        return cls(frozenset(names), frozenset(axes), tuple(loops))
+
+    def needs(self, size: str) -> bool:
+        """Whether a size, or what its name says of the grid and of a whole block, is asked for."""
+        axis = size.removeprefix("N")
+        asked = axis in {str(one) for one in self.axes}
+        whole = f"B{axis}" in self.names and not any(f"B{axis}" in loop for loop in self.loops)
+        return size in self.names or (size != axis and (asked or whole))
+
+    def along(self, block: str, sizes: Collection[str]) -> str:
+        """The size that a block is along: by its name, as B0 along N0 or B_MID and BLOCK_MID along
+        MID, else by a loop that counts by both; "" for none."""
+        found = re.fullmatch(r"(?:B|BLOCK_?)(\d)|(?:B|BLOCK)_(\w+)", block)
+        named = "" if found is None else f"N{found[1]}" if found[1] else found[2]
+        if named in sizes:
+            return named
+        together = [size for loop in self.loops if block in loop for size in sizes if size in loop]
+        return together[0] if together else ""
+
+    def walks(self, block: str) -> bool:
+        """Whether a loop goes on by this block, or the grid has an axis for it."""
+        axis = block[-1]
+        return any(block in loop for loop in self.loops) or (
+            not axis.isdigit() or int(axis) in self.axes
+        )
 
 
 def _is_size(parameter: Parameter, request: Request) -> bool:
@@ -150,7 +172,10 @@ def _wrong(request: Request) -> tuple[int, int]:
     values, and wrong elements."""
     subject = request.bound()
     operation = subject.operation
-    sizes = {name: size + n for n, (name, size) in enumerate(operation.exercise.items())}
+    exercise = operation.exercise.items()
+    sizes = operation.fitted(
+        {name: n + i * operation.step(name) for i, (name, n) in enumerate(exercise)}
+    )
     run = subject.run(Trial.of(Case(operation, sizes), request.seed))
     if run.crash:
         return 1 << 20, 0
@@ -162,35 +187,47 @@ def _launched(request: Request, words: _Text, parameters: Sequence[Parameter]) -
     """The request with block sizes and a grid, if it has none."""
     if request.grid is not None:
         return request
-    operation = request.operation
+    operation, given = request.operation, request.given
     free = [p.name for p in parameters if p.constant and p.default is None]
+    fixed = {n: v for n, v in given.items() if isinstance(v, int) and words.needs(n)}
+    numbers = {**fixed, **operation.exercise}
     blocks: dict[str, Block] = {}
+    multiples, most = dict[str, int](), dict[str, int]()
     for name in free:
-        size = _along(name)
-        if name not in request.given and size in operation.names:
-            block = _block(name, size, words, operation.exercise.get(size))
-            blocks |= {} if block is None else {name: block}
-    operation = replace(operation, blocks={**blocks, **operation.blocks})
-    axes = [_axis(axis, words, operation, request.given, parameters) for axis in range(3)]
+        size = words.along(name, {*operation.names, *numbers})
+        if not size or name in given or name in operation.blocks:
+            continue
+        number = numbers.get(size)
+        if not words.walks(name):
+            whole = partial(_whole, size) if size in operation.names else None
+            blocks[name] = whole or next_power_of_2(numbers[size])
+        elif number is not None:
+            blocks[name] = _block(name, number)
+        if request.untried and size in operation.names and number is not None:
+            # A kernel may rely on a number that its block divides.
+            block = blocks[name]
+            step = next_power_of_2(number) if callable(block) else block
+            if number % step == 0:
+                multiples[size] = step
+                most |= {size: number} if callable(block) else {}
+    operation = replace(
+        operation,
+        blocks={**blocks, **operation.blocks},
+        multiple_of={**operation.multiple_of, **multiples},
+        at_most={**operation.at_most, **most},
+    )
+    axes = [_axis(axis, words, operation, given, parameters) for axis in range(3)]
     return replace(request, spec=operation, grid=partial(_grid, axes))
 
 
-def _along(block: str) -> str:
-    """The size that a block is along, by its name: B0 along N0, B_MID and BLOCK_MID along MID."""
-    found = re.fullmatch(r"(?:B|BLOCK_?)(\d)|(?:B|BLOCK)_(\w+)", block)
-    return "" if found is None else f"N{found[1]}" if found[1] else found[2]
-
-
-def _block(name: str, size: str, words: _Text, exercise: int | None) -> Block | None:
-    """The elements of a block along a size: all where neither grid nor loop goes on to others."""
-    axis = name[-1]
-    if axis.isdigit() and int(axis) not in words.axes and name not in words.steps:
-        return partial(_whole, size)
-    if exercise is not None and exercise < _FEW:
+def _block(name: str, number: int) -> int:
+    """The elements of a block along a size of which the annotation has so many: 32, fewer where
+    that would be all; 1 along a few; along a size with a name, all up to 64."""
+    if number < _FEW:
         return 1
-    if exercise is not None and not axis.isdigit():
-        return min(_MOST, next_power_of_2(exercise))
-    return None
+    if not name[-1].isdigit():
+        return min(_MOST, next_power_of_2(number))
+    return _FEW if number <= _USUAL else _USUAL
 
 
 def _whole(size: str, sizes: Sizes) -> int:
@@ -209,7 +246,8 @@ def _axis(
     if axis not in words.axes:
         return None
     size = f"N{axis}"
-    blocks = [p.name for p in parameters if p.name in words.names and _along(p.name) == size]
+    named = (f"B{axis}", f"BLOCK{axis}", f"BLOCK_{axis}")
+    blocks = [p.name for p in parameters if p.name in words.names and p.name in named]
     if {one.dims for one in operation.stated} == {operation.names[:1]} and words.axes == {0}:
         size = operation.names[0]
         blocks = [p.name for p in parameters if p.constant and p.name.startswith("B")]
