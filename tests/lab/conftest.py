@@ -7,5 +7,14 @@ from importlib.util import find_spec
 collect_ignore_glob = (
     []
     if find_spec("triton") and find_spec("jaxtyping")
-    else ["test_check_*", "test_known_*", "test_learn*", "test_prove*", "test_view*", "test_watch*"]
+    else [
+        "test_check_*",
+        "test_known_*",
+        "test_learn*",
+        "test_notebooks*",
+        "test_prove*",
+        "test_puzzles*",
+        "test_view*",
+        "test_watch*",
+    ]
 )

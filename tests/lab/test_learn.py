@@ -156,8 +156,9 @@ def test_from_start_to_solution() -> None:
     code, out, _ = learn("2")
     assert code == 0
     assert "Exercise 2 is right." in out
-    assert "Next: lowbit learn 1 --start" in out
+    assert "Next: lowbit learn 3 --start" in out
     listed = learn()[1]
+    assert "1 of 12 done. Next: lowbit learn 3 --start" in listed
     assert " 2  add_constant_blocks  done " in listed
     assert " 3  outer_add            not yet " in listed
     assert "1 of 12 done" in listed

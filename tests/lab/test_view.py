@@ -307,7 +307,11 @@ def test_a_check_shows_itself_with_the_view() -> None:
     result = check(add_beyond, exercises.add_constant_blocks, grid=blocks, device="cpu")
     assert result.viewer is not None
     first = next(finding for finding in result.findings if finding.sizes)
-    assert result.viewer().data["sizes"] == first.sizes
+    assert first.sizes == {"N0": 200}
+    seen = result.viewer().data
+    assert seen["sizes"] == {"N0": 1}
+    assert seen["findings"][0]["kind"] == first.kind
+    assert seen["notes"][0].startswith("check found first, with N0=200: reads outside of a tensor.")
     shown = result._repr_html_()
     assert "reads outside of a tensor" in shown.partition("<iframe")[0]
     assert "srcdoc=" in shown.partition("<iframe")[2]

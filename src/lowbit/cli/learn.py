@@ -21,6 +21,25 @@ _WIDTH = 88  # of running text, in columns
 _STYLES = {"done": "bold green", "tried": "yellow", "not yet": "dim"}
 
 
+_Notebook = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Write all exercises as Jupyter notebooks into a folder.",
+        show_default=False,
+    ),
+]
+_Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="D",
+        help="The folder of the file.",
+        show_default="this one, or where the file was last",
+    ),
+]
+
+
 @command("learn", example="learn 4 --start", code=2)
 def learn(
     what: Annotated[
@@ -45,18 +64,12 @@ def learn(
     solution: Annotated[
         bool, typer.Option("--solution", help="Show the teaching kernel, once it is solved.")
     ] = False,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir",
-            metavar="D",
-            help="The folder of the file.",
-            show_default="this one, or where the file was last",
-        ),
-    ] = None,
+    folder: _Folder = None,
     force: Annotated[
-        bool, typer.Option("--force", help="With --start: replace a file that is there.")
+        bool,
+        typer.Option("--force", help="With --start, --notebook: replace what is there."),
     ] = False,
+    notebook: _Notebook = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="With --solution: show it before it is solved.")
     ] = False,
@@ -70,12 +83,17 @@ def learn(
     chosen = [name for name in on if on[name]]
     needs = {
         "a number of a hint": ("--hint", number is not None),
-        "--force": ("--start", force),
+        "--force": ("--start", force and notebook is None),
         "--yes": ("--solution", yes),
     }
     for name, (wanted, given) in needs.items():
         if given and wanted not in chosen:
             raise ValueError(f"{name} goes with {wanted}")
+    if notebook is not None:
+        if what is not None or chosen or folder:
+            raise ValueError("--notebook DIR writes all exercises; give nothing else but --force")
+        _notebooks(notebook, force)
+        return
     if len(chosen) > 1:
         raise ValueError(f"give one of {', '.join(chosen)}")
     if what is None and (chosen or folder):
@@ -123,19 +141,25 @@ def _list(progress: Progress) -> None:
         out.print(line)
         out.print(Text(f"    {exercise.idea}", "dim"))
     done = sum(one.solved for one in known.values())
-    out.print(f"\n{done} of {len(course)} done. {_next(known)}")
+    last = max((one.number for one in course if _is_solved(one, known)), default=0)
+    out.print(f"\n{done} of {len(course)} done. {_next(known, last)}")
     out.print("Three hints for each, one after the other: lowbit learn 4 --hint")
     out.print(Text(f"The progress is kept in {progress.path}", "dim"))
 
 
-def _next(known: dict[str, Standing]) -> str:
+def _is_solved(exercise: Exercise, known: dict[str, Standing]) -> bool:
+    return exercise.name in known and known[exercise.name].solved
+
+
+def _next(known: dict[str, Standing], number: int) -> str:
+    """What to do after the exercise of this number: the next that is not solved, else an earlier
+    one."""
     from lowbit.lab.exercises.course import course
     from lowbit.lab.exercises.learn import Standing
 
-    for exercise in course:
-        one = known.get(exercise.name, Standing())
-        if not one.solved:
-            action = "" if one.file else " --start"
+    for exercise in (*course[number:], *course[:number]):
+        if not _is_solved(exercise, known):
+            action = "" if known.get(exercise.name, Standing()).file else " --start"
             return f"Next: lowbit learn {exercise.number}{action}"
     return "That was the last one."
 
@@ -155,6 +179,16 @@ def _start(
     print(f"written to {path}; fill in the kernel, then: lowbit learn {exercise.number}")
     if last and Path(last) != path.absolute() and Path(last).exists():
         print(f"the one before stays where it is: {last}")
+
+
+def _notebooks(folder: Path, force: bool) -> None:
+    from lowbit.lab.exercises.notebook import write_notebooks
+
+    try:
+        paths = write_notebooks(folder, force=force)
+    except FileExistsError as error:
+        raise ValueError(f"{error.filename} exists; --force replaces it") from None
+    print(f"{len(paths)} notebooks written to {folder}; open the first: jupyter lab {paths[0]}")
 
 
 def _hint(exercise: Exercise, progress: Progress, number: int | None) -> None:
@@ -200,7 +234,7 @@ def _check(exercise: Exercise, progress: Progress, folder: Path | None) -> bool:
     if result.ok:
         out.print(Text(f"Exercise {exercise.number} is right.", "bold green"))
         out.print(f"Compare it: lowbit learn {exercise.number} --solution")
-        out.print(_next(progress.read()))
+        out.print(_next(progress.read(), exercise.number))
     else:
         print(f"not right yet; a hint: lowbit learn {exercise.number} --hint")
     return result.ok

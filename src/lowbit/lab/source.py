@@ -3,8 +3,10 @@
 A file ties its kernel to an operation by a few names:
 
     kernel   the kernel; may have any name if the file defines only one
-    spec     the operation: an Operation, or an annotated function that is its reference
-    grid     the number of programs, or a function that makes it from sizes and block sizes
+    spec     the operation: an Operation, or an annotated function that is its reference; may be
+             called anything that ends in _spec if the file defines only one
+    grid     the number of programs, or a function that makes it from sizes and block sizes; of a
+             Triton kernel it may be left out where names say it: a block of B0 along a size N0
 
 and, only where they are needed, `constants` (a dict of block sizes and other parameters), `output`
 and `initial`, as `check` takes them.
@@ -42,11 +44,7 @@ def request_of_file(path: Path) -> Request:
     """
     module = load(path)
     names = vars(module)
-    if "spec" not in names:
-        raise ValueError(
-            f"{path} defines no `spec`; import one: from lowbit.spec.exercises import ... as spec, "
-            "or write a function with jaxtyping annotations"
-        )
+    spec = names["spec"] if "spec" in names else _only_spec(module, path)
     kernel = names["kernel"] if "kernel" in names else _only_kernel(module, path)
     with blamed(path):
         needs_grid = backend_of(kernel).needs_grid
@@ -59,7 +57,7 @@ def request_of_file(path: Path) -> Request:
     if not isinstance(constants, dict):
         raise ValueError(f"{path}: constants is {constants!r}; it must be a dict, by parameter")
     stated = {name: names[name] for name in ("grid", "output", "initial") if name in names}
-    return Request(kernel, names["spec"], **stated, given=constants)
+    return Request(kernel, spec, **stated, given=constants)
 
 
 class _Source(SourceFileLoader):
@@ -91,6 +89,18 @@ def load(path: Path) -> ModuleType:
     except SystemExit:
         raise ValueError(f"{path} leaves Python (sys.exit) while it is imported") from None
     return module
+
+
+def _only_spec(module: ModuleType, path: Path) -> Any:
+    """The one function that is called as a specification: `add_spec`."""
+    found = [n for n, value in vars(module).items() if n.endswith("_spec") and callable(value)]
+    if len(found) != 1:
+        listed = f"; it defines {', '.join(found)}" if found else ""
+        raise ValueError(
+            f"{path} defines no `spec`; import one: from lowbit.spec.exercises import ... as spec, "
+            f"or write a function with jaxtyping annotations{listed}"
+        )
+    return getattr(module, found[0])
 
 
 def _only_kernel(module: ModuleType, path: Path) -> Any:

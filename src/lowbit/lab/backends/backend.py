@@ -26,15 +26,17 @@ GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
 
 @dataclass(frozen=True)
 class Request:
-    """A kernel, and what it is to be held against: the arguments of `lowbit.lab.check`."""
+    """A kernel, and what it is to be held against: the arguments of `lowbit.lab.check`. grid: None
+    where nobody has said it. untried: kinds of data of which the specification says nothing."""
 
     kernel: Any
     spec: Operation | Callable[..., Any]
-    grid: GridLike = 1
+    grid: GridLike | None = None
     output: str | None = None
     initial: float | None = None
     seed: int = 0
     given: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    untried: tuple[str, ...] = ()
 
     @cached_property
     def operation(self) -> Operation:

@@ -82,6 +82,7 @@ class KernelBackend(ABC):
 
     @classmethod
     def bind(cls, request: Request) -> KernelSubject:
+        request = request if request.grid is not None else replace(request, grid=1)
         operation, output, initial = request.operation, request.output, request.initial
         if not isinstance(initial, (int, float, type(None))):
             raise TypeError(f"initial is {initial!r}; give a number, or None")
@@ -114,9 +115,13 @@ class KernelSubject(Subject):
         strided, blocks = bool(self.binding.strides_taken), tuple(self.binding.blocks.values())
         # A thousand blocks take too long in a slow one.
         cases = cases_of(self.operation, blocks, strided, not self.slow)
+        untried = self.request.untried
+        cases = [case for case in cases if case.fill not in untried]
         fixed = any(isinstance(n, int) and n > 1 for n in self.request.given.values())
         if self.any_sizes or not (fixed or prod(self.grid_at(cases[0].sizes)) > 1):
-            return cases, list(self._too_long(cases[0].sizes))
+            said = "data was not tried: a specification with numbers for sizes says nothing of it"
+            left_out = [f"{fill} {said}" for fill in untried]
+            return cases, [*left_out, *self._too_long(cases[0].sizes)]
         exercise = cases[0].sizes
         few = [case for case in cases if case.sizes == exercise]
         return few, ["the grid is fixed, so only one set of sizes was tried"]

@@ -14,11 +14,11 @@ import numpy as np
 
 from lowbit.lab.backends import cuda
 from lowbit.lab.backends.backend import Request, Subject, Way
+from lowbit.lab.check.smallest import view_found
 from lowbit.lab.prove.launches import available, bounds_of_sizes, in_words
 from lowbit.lab.report import CheckResult, Finding, OnProgress
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run, Trial, first_index, judge, wrong_values
-from lowbit.lab.view.run import view_subject
 from lowbit.spec import SPECIAL, Case
 
 if TYPE_CHECKING:
@@ -53,7 +53,11 @@ def check_request(
     found = _check_cases(subject, cases, on_gpu, notes, stop, on_progress)
     findings = [finding for number in sorted(found) for finding in found[number]]
     bounds: dict[str, str] = {}
-    shown = next((cases[number] for number in sorted(found) if found[number]), None)
+    shown = next(((cases[n], found[n]) for n in _worst_first(found)), (None, findings))
+
+    def tried(case: Case) -> list[Finding]:
+        return _check_case(subject, case, thorough=True, on_gpu=False)[0]
+
     if any(f.severity == "error" for f in findings):
         # What is wrong with plain numbers says more.
         findings = [f for f in findings if f.kind not in ("special-values", "nan-chosen")]
@@ -77,7 +81,7 @@ def check_request(
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
         bounds,
-        partial(view_subject, subject, shown) if subject.text else None,
+        partial(view_found, subject, *shown, tried) if subject.text else None,
     )
 
 
@@ -277,6 +281,12 @@ def _undefined(subject: Subject, other: Run, plain: Run, order: int | None) -> l
     )
     place, tensor = next(iter(guilty), None), plain.output.name
     return [Finding("undefined-lanes", message, place=place, tensor=tensor)]
+
+
+def _worst_first(found: Mapping[int, Sequence[Finding]]) -> list[int]:
+    """The cases in which something was found, those with errors first."""
+    some = [number for number in sorted(found) if found[number]]
+    return sorted(some, key=lambda n: all(one.severity != "error" for one in found[n]))
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:

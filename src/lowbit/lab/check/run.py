@@ -22,7 +22,7 @@ from lowbit.lab.source import (
     request_named,
     request_of_file,
 )
-from lowbit.lab.view.run import view_file
+from lowbit.lab.view.run import View
 from lowbit.spec import Operation
 
 
@@ -30,7 +30,7 @@ def check(
     kernel: Any,
     spec: Operation | Callable[..., Any],
     *,
-    grid: GridLike = 1,
+    grid: GridLike | None = None,
     output: str | None = None,
     initial: float | None = None,
     device: str | None = None,
@@ -47,7 +47,8 @@ def check(
     and `initial` are left out, and `given` are its other arguments. spec: an Operation, or a
     function whose annotations carry shapes and dtypes in jaxtyping's form and whose body is the
     reference. grid: the number of programs on up to three axes, or a function that makes it from a
-    dict of all sizes and block sizes; one that is no function is run at the exercise's sizes only.
+    dict of all sizes and block sizes; one that is no function is run at the exercise's sizes only;
+    None: what the names of a Triton kernel's parameters say (B0 along N0), else one program.
     output: the input that the kernel replaces by the result. initial: what the caller fills the
     result with. device: "cpu" for the interpreter alone, "cuda" to run on the GPU too; by default
     where there is one. stop: end after the first case in which an error is found. on_progress:
@@ -76,12 +77,22 @@ def check_file(
     if needs_simulator(path):
         action = partial(check_file, device=device, stop=stop, on_progress=send_progress)
         result = in_simulator(action, path, on_progress)
-        first = next(iter(result.findings), None)
-        shown = (first.sizes, first.fill) if first and first.sizes else (None, "normal")
-        return replace(result, viewer=partial(view_file, path, *shown))
+        return replace(result, viewer=partial(view_failing, path))
     request = request_of_file(path)
     with blamed(path):
         return check_request(request, device, stop=stop, on_progress=on_progress)
+
+
+def view_failing(path: Path) -> View:
+    """The view of the first case of a file in which a check finds something, made as small as it
+    still does; of the exercise if nothing is found. Raises as `check_file`."""
+    if needs_simulator(path):
+        return in_simulator(view_failing, path)
+    viewer = check_file(path, "cpu", stop=True).viewer
+    if viewer is None:
+        raise TypeError(f"{path} is of a function that launches kernels; view one of these")
+    with blamed(path):
+        return viewer()
 
 
 def check_what(what: str, device: str | None = None, **how: Any) -> Iterator[CheckResult]:

@@ -63,10 +63,7 @@ def try_out(exercise: Exercise, progress: Progress, path: Path) -> CheckResult:
     otherwise as `check`.
     """
     triton_modules()
-    progress.update(
-        exercise.name,
-        lambda known: replace(known, file=str(path.absolute()), tries=known.tries + 1),
-    )
+    tried(exercise, progress, path)
     request = request_of_file(path)
     if not TritonKernel.takes(request.kernel):
         raise ValueError(
@@ -81,8 +78,23 @@ def try_out(exercise: Exercise, progress: Progress, path: Path) -> CheckResult:
     with blamed(path):
         result = check_request(replace(request, spec=exercise.operation), stop=True)
     if result.ok:
-        progress.update(exercise.name, lambda known: replace(known, solved=True))
+        solved(exercise, progress)
     return result
+
+
+def tried(exercise: Exercise, progress: Progress, path: Path | None = None) -> None:
+    """Remember that an exercise was tried, and in which file if it is one."""
+
+    def more(known: Standing) -> Standing:
+        file = known.file if path is None else str(path.absolute())
+        return replace(known, file=file, tries=known.tries + 1)
+
+    progress.update(exercise.name, more)
+
+
+def solved(exercise: Exercise, progress: Progress) -> None:
+    """Remember that an exercise is solved."""
+    progress.update(exercise.name, lambda known: replace(known, solved=True))
 
 
 def view_beside(result: CheckResult, path: Path) -> str:

@@ -377,7 +377,7 @@ class Memory:
 
     def _recorded(self, kind: Kind, lanes: Lanes, values: Array) -> None:
         tensor = lanes.tensor
-        # What is not of the operation, as a block's shared array, is not shown.
+        # Scratch, which is not among the tensors, is not shown.
         if self.recorder is None or self.tensors.get(tensor.name) is not tensor:
             return
         access = Access(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, TypeVar, cast
@@ -139,11 +139,13 @@ class Register:
 @dataclass(frozen=True, eq=False)
 class Change:
     """What a register holds from an event on; None: nothing any more. `register` counts the
-    trace's registers, `event` its events; changes may follow the last one."""
+    trace's registers, `event` its events; changes may follow the last one. dtype: of the values, if
+    it is not NumPy's."""
 
     event: int
     register: int
     values: NDArray[Any] | None
+    dtype: str | None = None
 
 
 @dataclass(eq=False)
@@ -168,7 +170,7 @@ class Recorder:
     """Events, registers and traffic of one run.
 
     limit: how many lanes and other values are recorded, None for all. What comes later is counted
-    as `dropped`, and in the traffic.
+    as `dropped`, and in the traffic. `watch` is called before each event is added.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -178,10 +180,16 @@ class Recorder:
         self._traffic: dict[str, Traffic] = {}
         self.machine: InstructionSet | None = None
         self.dropped = 0
+        self.watch: Callable[[], None] | None = None
         self._room = limit
         self._steps: Counter[Program] = Counter()
         # The arrays are kept, since the number of one that is gone may be given to another.
         self._loaded: dict[int, tuple[NDArray[Any], int]] = {}
+
+    @property
+    def room(self) -> int | None:
+        """How many lanes and other values may still be recorded."""
+        return self._room
 
     def access(self, tensor: CheckedTensor, access: Access, values: NDArray[Any]) -> None:
         """Note an access; its step is filled in. values: the array that the kernel goes on with,
@@ -220,6 +228,8 @@ class Recorder:
             self._room -= values.size
 
     def _add(self, event: Event, size: int) -> bool:
+        if self.watch is not None:
+            self.watch()
         step = self._steps[event.program]
         self._steps[event.program] += 1
         if self.dropped or (self._room is not None and size > self._room):

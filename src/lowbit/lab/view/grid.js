@@ -8,6 +8,7 @@ const eventsOf = data.programs.map(() => []);
 data.events.forEach((event, number) => eventsOf[event.program].push(number));
 
 const MOST_COLUMNS = 32; // of a tensor of one dimension, which is wrapped
+const TEXT = 34, LETTER = 6.1; // pixels: of a cell with a number in it, of one of its letters
 const HIGH = 640; // pixels, about as high as a grid should be
 const state = { program: 0, step: 0, show: "step" };
 const marks = []; // [cell, class], to be taken away before the next step is drawn
@@ -77,10 +78,10 @@ function valueAt(tensor, element, now) {
 
 // Grids of cells
 
-function shapeOfGrid(shape) {
+function shapeOfGrid(shape, most = MOST_COLUMNS) {
   if (shape.length === 0) return { planes: 1, rows: 1, columns: 1 };
   if (shape.length === 1) {
-    const columns = Math.max(1, Math.min(shape[0], MOST_COLUMNS));
+    const columns = Math.max(1, Math.min(shape[0], most));
     return { planes: 1, rows: Math.ceil(shape[0] / columns), columns };
   }
   const [rows, columns] = shape.slice(-2);
@@ -89,22 +90,51 @@ function shapeOfGrid(shape) {
 
 // Width and height of a cell in pixels, such that the columns fit where there is room. Narrow
 // cells are higher than wide, to be easier to point at, unless there are many rows, whose cells are
-// smaller.
-function cellSize({ planes, rows, columns }, room, wide) {
-  if (wide) return [Math.max(32, Math.min(46, Math.floor((room - 40) / columns) - 1)), 16];
+// smaller. No cell is wider than `cap`.
+function cellSize({ planes, rows, columns }, room, wide, cap = 18) {
+  if (wide) return [Math.max(TEXT, Math.min(48, Math.floor((room - 40) / columns) - 1)), 16];
   const beside = Math.max(1, Math.min(planes, 4, Math.floor(room / 180)));
   const fitting = Math.floor((room / beside - 45) / columns) - 1;
-  const across = Math.max(2, Math.min(18, fitting, Math.max(6, Math.floor(HIGH / rows) - 1)));
-  return [across, planes * rows > 40 ? across : Math.max(across, 14)];
+  const across = Math.max(2, Math.min(cap, fitting, Math.max(6, Math.floor(HIGH / rows) - 1)));
+  return [across, planes * rows > 40 || cap < 14 ? across : Math.max(across, 14)];
+}
+
+// What a tensor is, besides its name; most are inputs.
+const about = ({ dtype, shape, role }) =>
+  `${dtype} [${shape.join(" × ")}]${role === "input" ? "" : `, ${role}`}`;
+
+// The widest cells with which all these tensors, beside and below each other, are so high at most.
+function fittingCap(shown, room, high) {
+  const boxes = (cap) => shown.map((tensor) => {
+    const { name, shape } = tensor;
+    const heading = 9 * name.length + 7 * about(tensor).length;
+    const parts = shapeOfGrid(shape);
+    const [across, tall] = cellSize(parts, room, false, cap);
+    const wide = parts.columns * (across + 1) + 24;
+    const beside = Math.max(1, Math.min(parts.planes, Math.floor(room / wide)));
+    const below = Math.ceil(parts.planes / beside);
+    const own = parts.rows * (tall + 1) + (shape.length > 1 ? 20 : 6) + (parts.planes > 1 ? 22 : 0);
+    return [Math.max(150, heading, beside * wide) + 22, below * own + 36];
+  });
+  for (let cap = 18; cap > 3; cap--) {
+    let left = room, row = 0, total = 0;
+    for (const [wide, own] of boxes(cap)) {
+      if (wide > left) [left, total, row] = [room, total + row, 0];
+      left -= wide;
+      row = Math.max(row, own);
+    }
+    if (total + row <= high) return cap;
+  }
+  return 3;
 }
 
 // Cells of an array of any shape, in C order: more than two dimensions become a grid of grids.
 // `room` is the width to fit into; `text` gives what stands in a cell of so
-// many characters; null for nothing.
-function grid(shape, total, room, text = null) {
-  const { planes, rows, columns } = shapeOfGrid(shape);
+// many characters; null for nothing. What is of one dimension has at most `most` columns.
+function grid(shape, total, room, { text = null, cap = 18, most = MOST_COLUMNS } = {}) {
+  const { planes, rows, columns } = shapeOfGrid(shape, most);
   const wide = text !== null;
-  const [across, high] = cellSize({ planes, rows, columns }, room, wide);
+  const [across, high] = cellSize({ planes, rows, columns }, room, wide, cap);
   const every = high >= 12 ? 1 : 10;
   const cells = [];
   const node = make("div", { class: "planes" });
@@ -125,7 +155,7 @@ function grid(shape, total, room, text = null) {
       box.append(make("span", {}, row % every || shape.length === 0 ? "" : String(label)));
       for (let column = 0; column < columns && first + column < total; column++) {
         const cell = make("i", { "data-n": first + column });
-        if (wide) cell.textContent = text(first + column, Math.floor(across / 5.6));
+        if (wide) cell.textContent = text(first + column, Math.floor((across - 2) / LETTER));
         cells.push(cell);
         box.append(cell);
       }

@@ -2,12 +2,21 @@
 
 const drawn = new Map();
 
+// A shared array is of one block of threads: it is shown with them.
+const blockOf = (tensor) => / of block \[(.*)\]$/.exec(tensor.name)?.[1];
+const inMemory = data.tensors.filter((tensor) => tensor.role !== "shared");
+
 function drawTensors() {
+  const box = byId("tensors"), room = box.clientWidth;
+  const first = data.tensors.map(blockOf).find(Boolean);
+  const together = data.tensors.filter((tensor) => [undefined, first].includes(blockOf(tensor)));
+  const below = Math.max(300, innerHeight - box.getBoundingClientRect().top - scrollY - 8);
+  const cap = fittingCap(together, room, below);
   for (const tensor of data.tensors) {
     const total = tensor.after.length;
-    const { node, cells, columns } = grid(tensor.shape, total, byId("tensors").clientWidth);
+    const { node, cells, columns } = grid(tensor.shape, total, room, { cap });
     const strip = make("div", { class: "strip" });
-    const shape = `${tensor.dtype} [${tensor.shape.join(" × ")}], ${tensor.role}`;
+    const shape = about(tensor);
     const holder = make("div", {
       class: "grids", tabindex: 0, role: "group",
       "aria-label": `Tensor ${tensor.name}, ${shape}; arrow keys move from element to element`,
@@ -60,8 +69,6 @@ function describe(tensor, element) {
     `${tensor.name}${indexOf(element, tensor.shape)} = ${valueAt(tensor, element, nowShown())}`,
     `read ${tensor.reads[element]} ×, written ${tensor.writes[element]} ×`,
   ];
-  if (tensor.expected) parts.push(`at the end ${tensor.after[element] ?? "not written"}`);
-  if (tensor.wrong.includes(element)) parts.push(`wrong: ${tensor.expected[element]} expected`);
   const hits = [own.cells[element]];
   if (event?.tensor === tensor.name) {
     const lanes = event.elements.flatMap((one, lane) => (one === element ? [lane] : []));
@@ -69,12 +76,37 @@ function describe(tensor, element) {
     hits.push(...lanes.map((lane) => laneCells[lane]));
   }
   point(hits);
-  byId("cell").textContent = parts.join("; ");
+  byId("cell").replaceChildren(parts.join("; "), ...compared(tensor, element));
+}
+
+// What an element of the result is at the end, beside what it should be.
+function compared(tensor, element) {
+  if (!tensor.expected) return [];
+  const wrong = tensor.wrong.includes(element);
+  const [got, wanted] = [tensor.after[element] ?? "not written", tensor.expected[element]];
+  const pair = make("b", { id: "compared", class: wrong ? "wrong" : "" });
+  pair.append(`computed ${got} · expected ${wanted}`);
+  if (wrong && typeof got === "number" && typeof wanted === "number") {
+    pair.append(` · off by ${Number((got - wanted).toPrecision(3))}`);
+  }
+  return [make("br"), pair];
 }
 
 // Source
 
 const lines = new Map();
+
+// What accesses of a line cost: idle lanes, and how many sectors of memory warps ask for.
+function costOf(key) {
+  const line = data.lines.find((one) => String(one.line) === key);
+  if (!line) return [];
+  const parts = [];
+  if (line.idle) parts.push(`${Math.round((100 * line.idle) / line.lanes)} % masked`);
+  if (line.needed) parts.push(`${(line.asked / line.needed).toFixed(1)} × sectors`);
+  const title = `${count(line.idle)} of ${count(line.lanes)} lanes are masked; warps of 32 lanes ask `
+    + `for ${count(line.asked)} sectors of 32 bytes, and need ${count(line.needed)}`;
+  return parts.length ? [make("small", { class: "cost", title }, parts.join(", "))] : [];
+}
 
 function drawSource() {
   const keys = new Set(data.events.map((event) => String(event.line)));
@@ -96,6 +128,7 @@ function drawSource() {
           goToLine(key);
         });
       }
+      node.prepend(...costOf(key));
       node.classList.toggle("fault", faults.has(key));
       lines.set(key, node);
       byId("source").append(node);
@@ -113,8 +146,7 @@ function goToLine(key) {
   const own = order.filter((n) => data.events[n].program === state.program);
   const later = order.filter((n) => data.events[n].program > state.program);
   const next = own.find((n) => n > here) ?? later[0] ?? own[0] ?? order[0];
-  const program = data.events[next].program;
-  go(program, eventsOf[program].indexOf(next));
+  goToEvent(next);
 }
 
 // Colours of the tensors
@@ -203,7 +235,7 @@ const occurs = {
 };
 
 function heatKeys(which) {
-  return data.tensors.map((tensor) => {
+  return inMemory.map((tensor) => {
     const counts = tensor[which];
     const most = largest(counts);
     const mean = counts.length ? sum(counts, (n) => n) / counts.length : 0;
@@ -234,8 +266,8 @@ function drawTotals() {
       .map((text) => make("td", {}, text)));
   const head = make("tr", {}, ...["bytes", "loaded", "stored", "least", "moved / least"]
     .map((text) => make("th", { scope: "col" }, text)));
-  const total = (name) => sum(data.tensors, (tensor) => tensor[name]);
-  const rows = data.tensors.map((t) => row(t.name, t.loaded_bytes, t.stored_bytes, t.least_bytes));
+  const total = (name) => sum(inMemory, (tensor) => tensor[name]);
+  const rows = inMemory.map((t) => row(t.name, t.loaded_bytes, t.stored_bytes, t.least_bytes));
   rows.push(row("all", total("loaded_bytes"), total("stored_bytes"), total("least_bytes")));
   byId("totals").append(make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
 }
@@ -305,6 +337,10 @@ function update() {
   laneCells = [];
   drawControls(event);
   drawHere(event);
+  const block = data.programs[state.program]?.slice(0, 3).join(", ");
+  for (const tensor of data.tensors) {
+    byId(`tensor-${tensor.name}`).hidden = ![undefined, block].includes(blockOf(tensor));
+  }
   colour(now);
   drawLegend();
   byId("now").textContent = event ? words(event) : "The kernel did nothing that could be recorded.";
@@ -357,7 +393,14 @@ function show(what) {
 // the last step before it; null if it has none of these.
 function wayTo(finding) {
   const colours = { "wrong-values": "wrong", unwritten: "writes" }[finding.kind];
-  if (COLOURS.includes(colours)) return () => show(colours);
+  if (COLOURS.includes(colours)) {
+    return () => {
+      const last = histories.get(finding.tensor)?.get(finding.element)?.at(-1);
+      if (last) goToEvent(last[0]);
+      show(colours);
+      if (finding.element !== null) describe(tensors.get(finding.tensor), finding.element);
+    };
+  }
   const number = data.programs.findIndex((one) => String(one) === String(finding.program));
   const outside = finding.kind.startsWith("out-of-bounds");
   const step = (eventsOf[number] ?? []).map((n) => data.events[n]).findIndex((event) =>
@@ -377,6 +420,11 @@ function wayTo(finding) {
   };
 }
 
+function goToEvent(number) {
+  const { program } = data.events[number];
+  go(program, eventsOf[program].indexOf(number));
+}
+
 function drawHead() {
   byId("title").append(make("code", {}, data.kernel), ` (${data.operation})`);
   const sizes = Object.entries(data.sizes).map(([name, size]) => `${name} = ${size}`).join(", ");
@@ -390,6 +438,14 @@ function drawHead() {
     if (shows) {
       const button = make("button", { type: "button" }, "show");
       button.addEventListener("click", shows);
+      item.append(button);
+    }
+    if (finding.other !== null) {
+      const button = make("button", { type: "button", class: "other" }, "the other access");
+      button.addEventListener("click", () => {
+        show("step");
+        goToEvent(finding.other);
+      });
       item.append(button);
     }
     byId("findings").append(item);

@@ -5,21 +5,24 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from lowbit.lab.backends.backend import GridLike, Request, Subject
+from lowbit.lab.report import Finding
+from lowbit.lab.run.tensor import strides_of
 from lowbit.lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
-from lowbit.lab.view.trace import trace_of, view_data
-from lowbit.spec import FILLS, Block, Case, Operation, Sizes
+from lowbit.lab.view.trace import SCHEMA, trace_of, view_data
+from lowbit.spec import FILLS, Block, Case, Layout, Operation, Sizes
 
 # A view: what one run of a kernel did, as a page of HTML that needs nothing else, and as JSON.
 
 # In the order in which the browser runs them.
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 _SCRIPTS = ("grid.js", "step.js", "page.js")
 _HEIGHT = 760  # pixels, in a notebook
 
@@ -49,6 +52,22 @@ class View:
             before, _, after = page.partition(mark)
             page = before + text + after
         return page
+
+    @classmethod
+    def saved(cls, path: str | Path) -> View:
+        """The view whose JSON was saved. OSError if it cannot be read; ValueError if it is none, or
+        of another version."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no view: {error}") from None
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema != SCHEMA:
+            raise ValueError(
+                f"{path} is of the form {schema!r}, and this lowbit shows {SCHEMA!r}; save it "
+                "again: lowbit view FILE.py --save FILE.json"
+            )
+        return cls(data)
 
     def save(self, path: str | Path) -> Path:
         """Write the page, or the JSON if the name ends in .json; returns where. OSError if it
@@ -93,9 +112,10 @@ def view(
     kernel: Any,
     spec: Operation | Callable[..., Any],
     *,
-    grid: GridLike = 1,
+    grid: GridLike | None = None,
     sizes: Sizes | None = None,
     fill: str = "normal",
+    layout: Layout = "contiguous",
     output: str | None = None,
     initial: float | None = None,
     seed: int = 0,
@@ -105,50 +125,71 @@ def view(
     """Run a kernel once and show what it does; the arguments are those of `check`.
 
     sizes: those that are given; the others are the exercise's. With none given they are halved
-    until everything can be shown. fill: the data, one of spec.FILLS. limit: how many lanes
-    and values of steps are kept; what is cut is said on the page.
+    until everything can be shown. fill: the data, one of spec.FILLS. layout: how tensors lie, where
+    the kernel takes their strides, in a way that `check` names. limit: how many lanes and values
+    of steps are kept; what is cut is said on the page.
 
-    Raises as `check` does, and ValueError for a size or fill that is unknown, and for sizes that
-    are too large to draw. A kernel that stops with an error is shown as far as it got.
+    Raises as `check` does, and ValueError for a size, fill or layout that is unknown, and for sizes
+    that are too large to draw. A kernel that stops with an error is shown as far as it got.
     """
     request = Request(kernel, spec, grid, output, initial, seed, given)
-    return _view(request, sizes, fill, limit)
+    return view_request(request, sizes, fill, layout, limit)
 
 
-def view_file(path: Path, sizes: Sizes | None = None, fill: str = "normal") -> View:
+def view_file(
+    path: Path, sizes: Sizes | None = None, fill: str = "normal", layout: Layout = "contiguous"
+) -> View:
     """The view of the kernel of a file; of a Numba kernel in a process where the simulator is on.
 
     Raises as `check_file` and `view`.
     """
     if needs_simulator(path):
-        return in_simulator(partial(view_file, sizes=sizes, fill=fill), path)
+        return in_simulator(partial(view_file, sizes=sizes, fill=fill, layout=layout), path)
     request = request_of_file(path)
     with blamed(path):
-        return _view(request, sizes, fill)
+        return view_request(request, sizes, fill, layout)
 
 
-def view_named(name: str, sizes: Sizes | None = None, fill: str = "normal") -> View:
+def view_named(
+    name: str, sizes: Sizes | None = None, fill: str = "normal", layout: Layout = "contiguous"
+) -> View:
     """The view of a kernel of lowbit. ValueError, with the names that there are, for another."""
-    return _view(request_named(name), sizes, fill)
+    return view_request(request_named(name), sizes, fill, layout)
 
 
-def _view(request: Request, sizes: Sizes | None, fill: str, limit: int = MOST_VALUES) -> View:
+def view_request(
+    request: Request,
+    sizes: Sizes | None,
+    fill: str,
+    layout: Layout,
+    limit: int = MOST_VALUES,
+) -> View:
+    """The view of a kernel with what it is held against. Raises as `view`."""
     if fill not in FILLS:
         raise ValueError(f"fill is {fill!r}; it must be one of {', '.join(FILLS)}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
     if limit < 1:
         raise ValueError(f"limit is {limit}; give how many values to keep, at least 1")
     subject = request.bound()
-    case = Case(subject.operation, _sizes(subject.operation, sizes), fill) if sizes else None
-    return view_subject(subject, case, fill, limit)
+    shown = Case(subject.operation, _sizes(subject.operation, sizes or {}), fill, layout)
+    return view_subject(subject, shown, limit, shrinks=not sizes)
 
 
 def view_subject(
-    subject: Subject, case: Case | None, fill: str = "normal", limit: int = MOST_VALUES
+    subject: Subject,
+    case: Case | None,
+    limit: int = MOST_VALUES,
+    *,
+    shrinks: bool = False,
+    notes: Sequence[str] = (),
+    also: Sequence[Finding] = (),
 ) -> View:
-    """The view of a case; if None, of the exercise with this fill, halved until it can be shown."""
-    notes: list[str] = []
-    shrinks = case is None and subject.any_sizes
-    shown = case or Case(subject.operation, _sizes(subject.operation, {}), fill)
+    """The view of a case; if None, of the exercise. shrinks: halve sizes until all can be shown.
+    notes: what stands at the top of the page; also: findings that do not come of this run."""
+    notes = list(notes)
+    shrinks = (shrinks or case is None) and subject.any_sizes
+    shown = case or Case(subject.operation, _sizes(subject.operation, {}))
     exercise = shown.sizes
     while True:
         smaller = _halved(subject.operation, shown.sizes) if shrinks else None
@@ -162,8 +203,10 @@ def view_subject(
         was = ", ".join(f"{name}={size}" for name, size in exercise.items())
         notes.append(f"Shrunk, to show all steps: the exercise has {was}.")
     if shown.layout != "contiguous":
-        notes.append(f"The tensors are {shown.layout}.")
-    return View(view_data(trace, notes))
+        lies = any(t.strides != strides_of(t.shape, "contiguous") for t in trace.fresh.values())
+        contiguous = "The kernel takes no strides, so its tensors are contiguous."
+        notes.append(f"The tensors are {shown.layout}." if lies else contiguous)
+    return View(view_data(trace, notes, also))
 
 
 def _sizes(operation: Operation, sizes: Sizes) -> dict[str, int]:

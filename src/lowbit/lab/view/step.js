@@ -19,11 +19,16 @@ function words(event) {
   return `Takes the ${event.name} of ${shapes.join(" and ")}`;
 }
 
-const fitsText = (shape, total) => shapeOfGrid(shape).columns <= 16 && total <= 512;
+const MOST_TEXTS = 512;
 
+// Values of any shape with what they are in their cells, if there is room; a single row is wrapped.
 function blockGrid(shape, values) {
-  const text = fitsText(shape, values.length) ? (n, most) => short(values[n], most) : null;
-  const made = grid(shape, values.length, byId("left").clientWidth, text);
+  const room = byId("left").clientWidth;
+  const most = Math.max(1, Math.min(16, Math.floor((room - 26) / (TEXT + 1))));
+  const lies = shape.filter((size) => size > 1).length > 1 ? shape : [values.length];
+  const fits = values.length <= MOST_TEXTS && shapeOfGrid(lies, most).columns <= 16;
+  const text = fits ? (n, letters) => short(values[n], letters) : null;
+  const made = grid(lies, values.length, room, { text, most: fits ? most : MOST_COLUMNS });
   made.cells.forEach((cell, n) => cell.setAttribute("title", `${indexOf(n, shape)} = ${values[n]}`));
   return made;
 }
@@ -97,6 +102,8 @@ function registersAt(now) {
   const held = new Map();
   for (const change of data.changes) {
     if (change.event > now) continue;
+    // The variables of a program are its own; registers of a processor are not.
+    if (!data.machine && data.events[change.event].program !== state.program) continue;
     if (change.values === null) held.delete(change.register);
     else held.set(change.register, change);
   }
@@ -142,10 +149,40 @@ function drawRegister(register, change) {
   return make("div", { class: "register" }, heading, node);
 }
 
+// The variables of a kernel that Python runs, as they are when a step begins: numbers, blocks, and
+// what only says where it works.
+function drawVariables(held) {
+  const now = nowShown();
+  const numbers = make("p", { class: "value" });
+  const blocks = make("div", { class: "registers" }), indices = blocks.cloneNode();
+  for (const [, register, change] of held) {
+    if (change.values.length === 1) {
+      const text = `${register.name} = ${short(change.values[0], 9)}`;
+      const changed = change.event === now ? "changed" : "";
+      numbers.append(make("span", { class: changed, title: String(change.values[0]) }, text), " ");
+    } else {
+      const whole = /^(u?int|bool)/.test(register.type);
+      (whole ? indices : blocks).append(drawRegister(register, change));
+    }
+  }
+  byId("scalars").replaceChildren(...(numbers.children.length ? [numbers] : []));
+  const title = make("h2", {}, "Blocks when this step begins");
+  const parts = blocks.children.length ? [title, blocks] : [];
+  if (indices.children.length) {
+    const open = byId("indices")?.open ? { open: "" } : {};
+    const summary = make("summary", {}, "Indices and masks");
+    parts.push(make("details", { id: "indices", ...open }, summary, indices));
+  }
+  byId("registers").replaceChildren(...parts);
+}
+
 function drawRegisters() {
   const machine = data.machine;
-  if (!machine) return;
   const held = [...registersAt(nowShown())].map(([n, change]) => [n, data.registers[n], change]);
+  if (!machine) {
+    drawVariables(held);
+    return;
+  }
   const tiles = held.filter(([, register]) => register.type === "tile");
   const vectors = held.filter(([, register]) => register.slots > 0);
   const scalars = held.filter(([, register]) => register.type !== "tile" && !register.slots);

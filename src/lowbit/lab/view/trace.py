@@ -31,6 +31,7 @@ from lowbit.lab.run.trace import (
     Recorder,
     first_line,
 )
+from lowbit.lab.view.lines import as_data, line_traffic, threads_of
 from lowbit.spec import Block as BlockSize
 from lowbit.spec import Case, Operation, Sizes
 
@@ -102,7 +103,7 @@ def trace_kernel(
     kernel: Any,
     spec: Operation | Callable[..., Any],
     *,
-    grid: GridLike = 1,
+    grid: GridLike | None = None,
     sizes: Sizes | None = None,
     fill: str = "normal",
     output: str | None = None,
@@ -156,7 +157,7 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
 
 # A trace as plain data: what the page of a view shows, and its JSON holds. See docs/view.md.
 
-SCHEMA = "lowbit-view-2"
+SCHEMA = "lowbit-view-3"
 
 # What the numbers of a program are, by how many there are: of lowbit's, Triton's, Numba's kernels.
 _AXES: Mapping[int, list[list[Any]]] = {
@@ -164,21 +165,27 @@ _AXES: Mapping[int, list[list[Any]]] = {
     3: [["program", 3]],
     6: [["block", 3], ["thread", 3]],
 }
+_BETWEEN_TWO = ("read-of-other", "write-conflict", "written-twice", "unwritten-read")
 _OF_FINDING = ("kind", "title", "severity", "message", "tensor")
 _MACHINE = ("name", "vector_registers", "vector_bytes", "tiles")  # of an instruction set
 # Larger integers are no JavaScript numbers.
 _EXACT = 2**53
 
 
-def view_data(trace: Trace, notes: Sequence[str]) -> dict[str, Any]:
-    """Everything about a trace in dicts, lists, numbers and strings."""
+def view_data(trace: Trace, notes: Sequence[str], also: Sequence[Finding] = ()) -> dict[str, Any]:
+    """Everything about a trace in dicts, lists, numbers and strings. also: findings of other runs,
+    shown where this one has none of their kind."""
+    kinds = {finding.kind for finding in trace.findings}
+    findings = [*trace.findings, *(one for one in also if one.kind not in kinds)]
     subject, case, recorder = trace.subject, trace.run.trial.case, trace.recorder
-    sources = _Sources(trace)
+    sources = _Sources(trace, findings)
     order: dict[Program, int] = {}
     for event in trace.events:
         order.setdefault(event.program, len(order))
     tensors = trace.run.memory.tensors
     offsets = {name: _elements_at(tensor) for name, tensor in tensors.items()}
+    own = [name for name in tensors if name in trace.fresh]
+    traffic = line_traffic(trace.events, own, threads_of(order)) if not recorder.machine else {}
     return {
         "schema": SCHEMA,
         "kernel": subject.name,
@@ -190,7 +197,15 @@ def view_data(trace: Trace, notes: Sequence[str]) -> dict[str, Any]:
         "grid": list(trace.grid),
         "notes": [*notes, *_cut(recorder)],
         "dropped": recorder.dropped,
-        "findings": [_finding(finding, sources) for finding in trace.findings],
+        "layout": case.layout,
+        "findings": [
+            {
+                **_finding(finding, sources),
+                "element": _element(finding, trace),
+                "other": _other_side(finding, trace),
+            }
+            for finding in findings
+        ],
         "tensors": [_tensor(tensor, trace) for tensor in tensors.values()],
         "program_axes": _AXES.get(len(next(iter(order), ())), []),
         "programs": [list(program) for program in order],
@@ -201,11 +216,52 @@ def view_data(trace: Trace, notes: Sequence[str]) -> dict[str, Any]:
             for r in recorder.registers
         ],
         "changes": [
-            {"event": change.event, "register": change.register, **_shaped(change.values)}
+            {
+                "event": change.event,
+                "register": change.register,
+                **_shaped(change.values, change.dtype),
+            }
             for change in recorder.changes
         ],
+        "lines": as_data(traffic, {place: sources.line(place) for place in traffic}),
         "sources": sources.listed,
     }
+
+
+def _element(finding: Finding, trace: Trace) -> int | None:
+    """The number in C order of the element that a finding is about; None if there is none."""
+    tensor = trace.run.memory.tensors.get(finding.tensor or "")
+    if tensor is None or finding.index is None or len(finding.index) != len(tensor.shape):
+        return None
+    pairs = zip(finding.index, tensor.shape, strict=True)
+    outside = any(not 0 <= i < size for i, size in pairs)
+    return None if outside else int(np.ravel_multi_index(finding.index, tensor.shape))
+
+
+def _other_side(finding: Finding, trace: Trace) -> int | None:
+    """The event of another program that a finding is about as well: what it did to the element
+    last before the finding's own event, else first after it. None if there is none."""
+    element = _element(finding, trace)
+    if finding.kind not in _BETWEEN_TWO or element is None:
+        return None
+    touches = [
+        (number, event)
+        for number, event in enumerate(trace.events)
+        if isinstance(event, Access)
+        and event.tensor == finding.tensor
+        and element in event.elements
+    ]
+    place = finding.program, finding.place
+    own = next(((n, e) for n, e in touches if (e.program, e.place) == place), None)
+    if own is None:
+        return None
+    others = [
+        n
+        for n, e in touches
+        if e.program != finding.program and not e.kind == own[1].kind == "load"
+    ]
+    before = [n for n in others if n < own[0]]
+    return before[-1] if before else next(iter(others), None)
 
 
 def numbers(values: NDArray[Any], dtype: str | None = None) -> list[Any]:
@@ -238,7 +294,8 @@ def _cut(recorder: Recorder) -> list[str]:
 def _tensor(tensor: CheckedTensor, trace: Trace) -> dict[str, Any]:
     run, dtype = trace.run, tensor.type.dtype
     is_result = tensor is run.output
-    before, traffic = trace.fresh[tensor.name], trace.recorder.traffic_of(tensor)
+    before, traffic = trace.fresh.get(tensor.name), trace.recorder.traffic_of(tensor)
+    given = before is not None and before.initialised
     wrong = run.wrong if is_result else np.zeros(0, bool)
     known = zip(numbers(tensor.values, dtype), tensor.writer != NOBODY, strict=True)
     return {
@@ -246,17 +303,17 @@ def _tensor(tensor: CheckedTensor, trace: Trace) -> dict[str, Any]:
         "dtype": dtype,
         "shape": list(tensor.shape),
         "strides": list(tensor.strides),
-        "role": "output" if is_result else "input",
+        "role": "output" if is_result else "input" if before else "shared",
         "itemsize": tensor.itemsize,
-        "before": numbers(before.values, dtype) if before.initialised else None,
-        "after": [value if before.initialised or written else None for value, written in known],
+        "before": numbers(before.values, dtype) if before and given else None,
+        "after": [value if given or written else None for value, written in known],
         "expected": _expected(run.trial.expected.reference, tensor) if is_result else None,
         "wrong": np.flatnonzero(wrong).tolist(),
         "reads": traffic.reads.tolist(),
         "writes": traffic.writes.tolist(),
         "loaded_bytes": traffic.loaded,
         "stored_bytes": traffic.stored,
-        "least_bytes": trace.least_bytes_of(tensor),
+        "least_bytes": trace.least_bytes_of(tensor) if before else 0,
         "outside_lanes": traffic.outside,
     }
 
@@ -339,13 +396,13 @@ def _finding(finding: Finding, sources: _Sources) -> dict[str, Any]:
 class _Sources:
     """The texts that the page shows: the kernel's, and functions elsewhere that it called."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, findings: Sequence[Finding]) -> None:
         self.listed: list[dict[str, Any]] = []
         self._files: list[str] = []
         assert trace.subject.text is not None
         file = trace.subject.text.__code__.co_filename
         self._add(file, trace.first_line, trace.source.splitlines())
-        for one in (*trace.events, *trace.findings):
+        for one in (*trace.events, *findings):
             if one.place is not None and self.line(one.place) is None:
                 self._add(one.place.file, *function_at(one.place))
 

@@ -34,7 +34,7 @@ class FunctionSubject(Subject):
         """ValueError if a parameter is no input, is not given, and has no default; and for a value
         that no parameter takes."""
         name = request.kernel.__name__
-        if (request.grid, request.output, request.initial) != (1, None, None):
+        if (request.grid, request.output, request.initial) != (None, None, None):
             raise ValueError(
                 f"{name} is a function of tensors, which launches its kernels itself: "
                 "leave out grid, output and initial (a kernel needs @triton.jit)"

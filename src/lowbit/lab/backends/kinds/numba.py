@@ -31,6 +31,7 @@ from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.outcome import UnsupportedError, refusals
 from lowbit.lab.run.tensor import CheckedTensor, poison, tensor_of
 from lowbit.lab.run.trace import Grid, Program
+from lowbit.lab.run.variables import VariableWatch, plain
 from lowbit.registry.locks import Lock
 from lowbit.spec import TensorType
 
@@ -97,6 +98,10 @@ class NumbaKernel(KernelBackend):
             _without_device_code(self.text),
         ):
             warnings.simplefilter("ignore", RuntimeWarning)
+            if memory.recorder is not None:
+                memory.recorder.watch = VariableWatch(
+                    memory, memory.recorder, self.text.__code__, plain
+                )
             for point in programs:
                 manager = simulator.BlockManager(self.text, grid, block, False)
                 try:
@@ -260,9 +265,15 @@ class _Shared:
                 values = np.zeros(shape, kind)
                 line = linecache.getline(caller.f_code.co_filename, caller.f_lineno)
                 name = f"shared {line.partition('=')[0].strip()}"
+                memory = self._watch.memory
+                if memory.recorder is not None:
+                    # Each block's is shown by itself.
+                    name += f" of block {list(thread.blockIdx)}"
                 type_ = TensorType(name, str(kind), tuple(map(str, values.shape)))
                 tensor = tensor_of(type_, values, "contiguous", "output", initialised=False)
                 self._arrays[key] = _Watched(tensor, self._watch)
+                if memory.recorder is not None:
+                    memory.tensors[name] = tensor
             return self._arrays[key]
 
 

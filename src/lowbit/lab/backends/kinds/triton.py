@@ -6,21 +6,24 @@ import copy
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from lowbit.lab.backends.ahead import compiled, complaint
-from lowbit.lab.backends.backend import backends
-from lowbit.lab.backends.kernel import KernelBackend
+from lowbit.lab.backends.backend import Request, backends
+from lowbit.lab.backends.kernel import KernelBackend, KernelSubject
+from lowbit.lab.backends.unstated import completed
 from lowbit.lab.report import Finding
 from lowbit.lab.run.bind import Parameter, TensorArgument
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import UnsupportedError, cause_of, last_line
 from lowbit.lab.run.trace import Grid, Program
 from lowbit.lab.run.triton import RUNNER, SPAN, START, interpreted, triton_modules
+from lowbit.lab.run.variables import Values, VariableWatch, plain
 
 
 @backends.register("Triton")
@@ -36,6 +39,8 @@ class TritonKernel(KernelBackend):
 
     heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     jitted: Any
+
+    needs_grid: ClassVar[bool] = False  # `completed` finds it, or says why not
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
@@ -100,6 +105,11 @@ class TritonKernel(KernelBackend):
                 for name, value in given.items()
             }
             text = rewritten(self.text)
+            if memory.recorder is not None:
+                shown = partial(_shown, tl=tl)
+                memory.recorder.watch = VariableWatch(
+                    memory, memory.recorder, self.text.__code__, shown
+                )
             builder.set_grid_dim(*grid)
             for program in programs:
                 memory.begin(program)
@@ -109,6 +119,15 @@ class TritonKernel(KernelBackend):
                 except Exception as error:
                     _raise_unsupported(error, memory, interpreter)
                     raise
+
+    @classmethod
+    def bind(cls, request: Request) -> KernelSubject:
+        kernel = cls.of(request.kernel)
+        own = {name: n for name, n in kernel.constants.items() if name not in request.given}
+        whole = replace(request, given={**own, **request.given})
+        known = completed(whole, kernel.text, kernel.parameters)
+        given = {name: n for name, n in known.given.items() if name not in own}
+        return super().bind(replace(known, given=given))
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         self.jitted[grid](**self.decided(arguments))
@@ -151,6 +170,18 @@ def _of_language(value: Any, tl: Any) -> Any:
         return value
     name = value.__name__
     return getattr(tl, name, None) or getattr(tl.math, name, value)
+
+
+def _shown(value: Any, tl: Any) -> Values:
+    """A variable of a kernel: a number, or a block; not of pointers."""
+    if not isinstance(value, tl.tensor):
+        return plain(value)
+    dtype = value.dtype.scalar
+    if dtype.is_ptr():
+        return None
+    data = value.handle.data
+    data = data.reshape(()) if not value.shape else data
+    return data, "bfloat16" if dtype == tl.bfloat16 else str(data.dtype)
 
 
 _NAMES = {
