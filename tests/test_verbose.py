@@ -44,11 +44,11 @@ Session(graph, threads=1)(x)
 
 ON_GPU = """
 import torch
-import lowbit.lab
+import lowbit_lab
 from lowbit.torch.functional import bmm, softmax
 
 x = torch.ones(2, 16, 32)
-with lowbit.lab.interpreter():
+with lowbit_lab.interpreter():
     inside = bmm(x, x.mT), softmax(x[0].bfloat16())
 assert inside[0].equal(bmm(x, x.mT))  # which PyTorch computes: no line
 """

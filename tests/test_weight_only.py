@@ -17,11 +17,11 @@ from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import PANEL_LINE, blocks, padded_k
-from lowbit.lab.check.cpu import cpu_functions, weight
 from lowbit.numerics import QTensor, int_format
 from lowbit.spec import Case, Operation
 from lowbit.spec.operations.products import linear_groups, linear_weight_only
 from lowbit.weights.panels import PackedMatrix
+from lowbit_lab.check.cpu import cpu_functions, weight
 
 pytestmark = pytest.mark.slow
 

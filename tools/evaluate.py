@@ -1,4 +1,4 @@
-"""Measure a network of lowbit.bench.models as it is, in float32.
+"""Measure a network of lowbit.models as it is, in float32.
 
     python tools/evaluate.py MODEL [--weights FILE] [--imagenet DIR] [--limit N]
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from lowbit.bench.models.model import ImageModel, models, runner
+from lowbit.models.model import ImageModel, models, runner
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ from tests.graph.operators.cases import CASES
 from tests.graph.operators.test_operators import model_of
 
 import lowbit
-from lowbit.bench.core.suite import Suite, suites
 from lowbit.graph.graph import Graph
 from lowbit.graph.onnx import imported
 from lowbit.numerics import QTensor, int_format
+from lowbit_lab.bench.core.suite import Suite, suites
 
 Call = Callable[..., Any]
 Requested = tuple[str, Call]
@@ -225,7 +225,7 @@ def _captured(name: str) -> Network:
 
 
 def _built(name: str) -> tuple[Any, tuple[np.ndarray, ...]]:
-    from lowbit.bench.models import networks
+    from lowbit.models import networks
 
     image = np.random.default_rng(1).standard_normal((1, 3, 224, 224), np.float32)
     if name == "resnet34":
@@ -244,7 +244,7 @@ def _built(name: str) -> tuple[Any, tuple[np.ndarray, ...]]:
 
 
 def _of_bench(name: str, config: str) -> Network:
-    from lowbit.bench.networks.quantize import Method, quantized_graph
+    from lowbit.models.quantize import Method, quantized_graph
     from lowbit.torch.capture.compute import COMPUTE
 
     graph, inputs = _captured(name)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from lowbit.bench.models import checkpoint, fashion
-from lowbit.bench.models.catalog import ResNet34, ViTB, ViTS
+from lowbit.models import checkpoint, fashion
+from lowbit.models.catalog import ResNet34, ViTB, ViTS
 
 TEST_BATCH = 1000
 SMOOTHING = 0.1

@@ -10,9 +10,9 @@ import pytest
 from tests.bench.test_summary import row
 from tests.test_cli import call_lowbit, error_line, run_lowbit
 
-from lowbit.bench import Record
-from lowbit.bench.core.compare import page_behind
-from lowbit.bench.core.record import Row
+from lowbit_lab.bench import Record
+from lowbit_lab.bench.core.compare import page_behind
+from lowbit_lab.bench.core.record import Row
 
 ROOT = Path(__file__).parent.parent.parent
 CONTEXT: dict[str, Any] = {

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lowbit.bench.core import clock as timing
-from lowbit.bench.core.clock import (
+from lowbit_lab.bench.core import clock as timing
+from lowbit_lab.bench.core.clock import (
     Limits,
     RemoteCall,
     Samples,

@@ -14,9 +14,9 @@ from tests.bench.test_behind import CONTEXT
 from tests.bench.test_summary import row
 from tests.test_cli import error_line, run_lowbit
 
-from lowbit.bench import Record
-from lowbit.bench.core.clock import Samples, quantiles
-from lowbit.bench.core.compare import (
+from lowbit_lab.bench import Record
+from lowbit_lab.bench.core.clock import Samples, quantiles
+from lowbit_lab.bench.core.compare import (
     Comparison,
     compare,
     keep,
@@ -25,7 +25,7 @@ from lowbit.bench.core.compare import (
     render,
     render_history,
 )
-from lowbit.bench.core.record import Row, Spread
+from lowbit_lab.bench.core.record import Row, Spread
 
 PEERS = ("a", "b", "c", "d")
 

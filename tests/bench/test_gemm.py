@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 from tests.test_cli import error_line, run_lowbit
 
-from lowbit.bench import Limits, Plan, run
-from lowbit.bench.core.case import find, implementations_of
-from lowbit.bench.suites.gemm import DTYPES, SETS, Gemm, Problem
-from lowbit.bench.suites.matmul.problem import parse_shape
+from lowbit_lab.bench import Limits, Plan, run
+from lowbit_lab.bench.core.case import find, implementations_of
+from lowbit_lab.bench.suites.gemm import DTYPES, SETS, Gemm, Problem
+from lowbit_lab.bench.suites.matmul.problem import parse_shape
 
 pytestmark = pytest.mark.slow
 

@@ -15,14 +15,14 @@ from rich.console import Console
 from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 import lowbit
-from lowbit.bench import Limits, Plan, Record, run
-from lowbit.bench.core import isolated, peak, runner
-from lowbit.bench.core.case import Implementation, Ready, find
-from lowbit.bench.core.cpu import PlainRead
-from lowbit.bench.core.record import COLD, Row, Spread
-from lowbit.bench.core.remote import RemoteError
-from lowbit.bench.peers import own_linear
-from lowbit.bench.suites.linear import ACTIVATIONS, Layer, Linear, Task, means
+from lowbit_lab.bench import Limits, Plan, Record, run
+from lowbit_lab.bench.core import isolated, peak, runner
+from lowbit_lab.bench.core.case import Implementation, Ready, find
+from lowbit_lab.bench.core.cpu import PlainRead
+from lowbit_lab.bench.core.record import COLD, Row, Spread
+from lowbit_lab.bench.core.remote import RemoteError
+from lowbit_lab.bench.peers import own_linear
+from lowbit_lab.bench.suites.linear import ACTIVATIONS, Layer, Linear, Task, means
 
 pytestmark = pytest.mark.slow
 

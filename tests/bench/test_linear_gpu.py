@@ -19,17 +19,17 @@ pytest.importorskip("typer")
 from rich.console import Console  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from lowbit.bench import Plan, Record, run  # noqa: E402
-from lowbit.bench.core import cuda  # noqa: E402
-from lowbit.bench.core.case import OURS  # noqa: E402
-from lowbit.bench.core.clock import Samples  # noqa: E402
-from lowbit.bench.core.peak import Ceiling  # noqa: E402
-from lowbit.bench.linear.layers import FORMATS, GpuTask, parse  # noqa: E402
-from lowbit.bench.linear.suite import LinearOnGpu, of_limit, ratios_page  # noqa: E402
-from lowbit.bench.peers import linear_gpu  # noqa: E402
-from lowbit.bench.suites.linear import Linear  # noqa: E402
 from lowbit.cli import app  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
+from lowbit_lab.bench import Plan, Record, run  # noqa: E402
+from lowbit_lab.bench.core import cuda  # noqa: E402
+from lowbit_lab.bench.core.case import OURS  # noqa: E402
+from lowbit_lab.bench.core.clock import Samples  # noqa: E402
+from lowbit_lab.bench.core.peak import Ceiling  # noqa: E402
+from lowbit_lab.bench.linear.layers import FORMATS, GpuTask, parse  # noqa: E402
+from lowbit_lab.bench.linear.suite import LinearOnGpu, of_limit, ratios_page  # noqa: E402
+from lowbit_lab.bench.peers import linear_gpu  # noqa: E402
+from lowbit_lab.bench.suites.linear import Linear  # noqa: E402
 
 SHAPES = ("1x256:256x384", "40x256:256x384")
 
@@ -240,7 +240,7 @@ def test_an_explanation_of_a_gpu_that_is_not_here() -> None:
 
 
 def test_an_explanation_of_a_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowbit.lab import explain_gpu
+    from lowbit_lab import explain_gpu
 
     monkeypatch.setattr(explain_gpu, "Graphs", Fake)
     monkeypatch.setattr(explain_gpu, "gpu_of", lambda device: Gpu(90, 132, "Some GPU"))

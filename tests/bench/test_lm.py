@@ -17,13 +17,13 @@ gguf = pytest.importorskip("gguf")
 
 from remote_here import RemoteHere  # noqa: E402
 
-from lowbit.bench import Plan, Record, run  # noqa: E402
-from lowbit.bench.core.case import Implementation, find  # noqa: E402
-from lowbit.bench.core.clock import Limits, RemoteCall, interleave  # noqa: E402
-from lowbit.bench.lm import shapes, worker  # noqa: E402
-from lowbit.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, memory  # noqa: E402
-from lowbit.bench.suites import lm  # noqa: E402
 from lowbit.lm import LanguageModel  # noqa: E402
+from lowbit_lab.bench import Plan, Record, run  # noqa: E402
+from lowbit_lab.bench.core.case import Implementation, find  # noqa: E402
+from lowbit_lab.bench.core.clock import Limits, RemoteCall, interleave  # noqa: E402
+from lowbit_lab.bench.lm import shapes, worker  # noqa: E402
+from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, memory  # noqa: E402
+from lowbit_lab.bench.suites import lm  # noqa: E402
 
 SHAPE = shapes.Shape(layers=2, width=64, heads=4, key_heads=2, hidden=96, vocabulary=160)
 QUICK = Limits(seconds=0.01, least_rounds=3)

@@ -16,29 +16,24 @@ import pytest
 from rich.console import Console
 
 from lowbit import api
-from lowbit.bench import Limits, Plan, Record, run
-from lowbit.bench.core import case as cases
-from lowbit.bench.core import isolated, peak, runner
-from lowbit.bench.core.case import Implementation, Ready, find, implementations_of
-from lowbit.bench.core.cpu import PlainRead
-from lowbit.bench.core.record import COLD, Absent, Spread
-from lowbit.bench.core.suite import suites
-from lowbit.bench.core.table import (
-    format_error,
-    format_ratio,
-    format_seconds,
-    format_spread,
-    three_digits,
-)
-from lowbit.bench.peers.numpy_float import NumpyFloat
-from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.suites.matmul import Matmul
-from lowbit.bench.suites.matmul.problem import (
+from lowbit.report.text import format_seconds, three_digits
+from lowbit_lab.bench import Limits, Plan, Record, run
+from lowbit_lab.bench.core import case as cases
+from lowbit_lab.bench.core import isolated, peak, runner
+from lowbit_lab.bench.core.case import Implementation, Ready, find, implementations_of
+from lowbit_lab.bench.core.cpu import PlainRead
+from lowbit_lab.bench.core.record import COLD, Absent, Spread
+from lowbit_lab.bench.core.suite import suites
+from lowbit_lab.bench.core.table import format_error, format_ratio, format_spread
+from lowbit_lab.bench.peers.numpy_float import NumpyFloat
+from lowbit_lab.bench.peers.own import Lowbit, packed_weight
+from lowbit_lab.bench.suites.matmul import Matmul
+from lowbit_lab.bench.suites.matmul.problem import (
     SIGNATURES,
     Problem,
     product,
 )
-from lowbit.lab.explain import prepared_of
+from lowbit_lab.explain import prepared_of
 
 pytestmark = pytest.mark.slow
 

@@ -17,16 +17,16 @@ pytest.importorskip("rich")
 
 from remote_here import RemoteHere  # noqa: E402
 
-from lowbit.bench import Plan, Record, run  # noqa: E402
-from lowbit.bench.core.clock import Limits  # noqa: E402
-from lowbit.bench.core.stamps import outside_kernels  # noqa: E402
-from lowbit.bench.models.model import Model, models  # noqa: E402
-from lowbit.bench.networks import serve  # noqa: E402
-from lowbit.bench.networks.engine import FLOAT, REFERENCE, STATIC, Work, engines  # noqa: E402
-from lowbit.bench.networks.prepare import Facts, Task, prepare  # noqa: E402
-from lowbit.bench.networks.work import linear_share, multiply_adds  # noqa: E402
-from lowbit.bench.suites import networks  # noqa: E402
 from lowbit.graph import Session, load  # noqa: E402
+from lowbit.models.model import Model, models  # noqa: E402
+from lowbit.models.work import linear_share, multiply_adds  # noqa: E402
+from lowbit_lab.bench import Plan, Record, run  # noqa: E402
+from lowbit_lab.bench.core.clock import Limits  # noqa: E402
+from lowbit_lab.bench.core.stamps import outside_kernels  # noqa: E402
+from lowbit_lab.bench.networks import serve  # noqa: E402
+from lowbit_lab.bench.networks.engine import FLOAT, REFERENCE, STATIC, Work, engines  # noqa: E402
+from lowbit_lab.bench.networks.prepare import Facts, Task, prepare  # noqa: E402
+from lowbit_lab.bench.suites import networks  # noqa: E402
 
 
 class Tiny(Model):

@@ -21,8 +21,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from lowbit.bench.core.case import OURS, Case, Implementation, Problem, Ready, implementation
-from lowbit.bench.core.suite import Suite, option, suite
+from lowbit_lab.bench.core.case import OURS, Case, Implementation, Problem, Ready, implementation
+from lowbit_lab.bench.core.suite import Suite, option, suite
 from lowbit.spec.operations.rows import row_sum
 
 
@@ -71,8 +71,8 @@ class Peer(Own):
 '''
 CODE = """import sys
 sys.argv[0] = "lowbit"
-import lowbit.bench.suites
-lowbit.bench.suites.__path__.append({folder!r})
+import lowbit_lab.bench.suites
+lowbit_lab.bench.suites.__path__.append({folder!r})
 from lowbit.cli import main
 main()
 """

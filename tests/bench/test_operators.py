@@ -21,11 +21,12 @@ from rich.console import Console  # noqa: E402
 from torch import Generator, Tensor  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from lowbit.bench import Plan, Record  # noqa: E402
-from lowbit.bench.core import cuda, runner  # noqa: E402
-from lowbit.bench.core.case import LIMIT  # noqa: E402
-from lowbit.bench.core.clock import Samples  # noqa: E402
-from lowbit.bench.operators.registry import (  # noqa: E402
+from lowbit.spec.operations.rows import row_sum  # noqa: E402
+from lowbit_lab.bench import Plan, Record  # noqa: E402
+from lowbit_lab.bench.core import cuda, runner  # noqa: E402
+from lowbit_lab.bench.core.case import LIMIT  # noqa: E402
+from lowbit_lab.bench.core.clock import Samples  # noqa: E402
+from lowbit_lab.bench.operators.registry import (  # noqa: E402
     Operator,
     OperatorCase,
     Work,
@@ -34,8 +35,7 @@ from lowbit.bench.operators.registry import (  # noqa: E402
     operation,
     operators,
 )
-from lowbit.bench.suites.operators import Operators  # noqa: E402
-from lowbit.spec.operations.rows import row_sum  # noqa: E402
+from lowbit_lab.bench.suites.operators import Operators  # noqa: E402
 
 ROWS = ["softmax", "softmax_backward", "row_sum", "rms_norm", "layer_norm", "layer_norm_backward"]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lowbit import isa
-from lowbit.bench.core import peak
-from lowbit.bench.core.table import limits_line
 from lowbit.isa import named
 from lowbit.kernels.cpu.shared import peak as kernels
+from lowbit_lab.bench.core import peak
+from lowbit_lab.bench.core.table import limits_line
 
 OWN = [name for name, way in kernels.WAYS.items() if not named(way.isa).missing()]
 ROUNDS, ITEMS = 3, 2

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.bench.core.case import find
-from lowbit.bench.suites.matmul.problem import (
+from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
+from lowbit_lab.bench.core.case import find
+from lowbit_lab.bench.suites.matmul.problem import (
     SIGNATURES,
     Problem,
     find_gemm,
     parse_shape,
     product,
 )
-from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 
 
 def test_shape() -> None:

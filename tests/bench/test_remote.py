@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lowbit.bench.core.remote import Remote, RemoteError, run_remote, send_progress
+from lowbit_lab.bench.core.remote import Remote, RemoteError, run_remote, send_progress
 
 
 def twice(value: int) -> int:

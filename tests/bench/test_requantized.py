@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowbit.bench.suites.matmul.problem import Problem, product
-from lowbit.lab.check.cpu import cpu_functions
+from lowbit_lab.bench.suites.matmul.problem import Problem, product
+from lowbit_lab.check.cpu import cpu_functions
 
 
 def test_a_result_one_off_is_caught() -> None:

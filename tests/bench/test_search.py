@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from tests.test_cli import call_lowbit, error_line, run_lowbit
 
-from lowbit.bench import Limits, Plan, run
-from lowbit.bench.core.suite import chosen
-from lowbit.bench.suites.search import Data, Index, Search, _data, nearest
+from lowbit_lab.bench import Limits, Plan, run
+from lowbit_lab.bench.core.suite import chosen
+from lowbit_lab.bench.suites.search import Data, Index, Search, _data, nearest
 
 pytestmark = pytest.mark.slow
 

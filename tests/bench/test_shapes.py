@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from lowbit.bench.suites.matmul import Matmul
-from lowbit.bench.suites.matmul.problem import RANDOM, SHAPES, Work, product, works_of
+from lowbit_lab.bench.suites.matmul import Matmul
+from lowbit_lab.bench.suites.matmul.problem import RANDOM, SHAPES, Work, product, works_of
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -14,12 +14,12 @@ from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 from lowbit import api
 from lowbit import isa as instruction_sets
-from lowbit.bench import Limits, Plan, Record, run
-from lowbit.bench.core.case import STEP, Case, Implementation, implementations_of
-from lowbit.bench.peers.steps import NoSteps, Stepping, step_entries
-from lowbit.bench.peers.uint4 import LONGEST_FLOAT_SUM, Blas, NumKong
-from lowbit.bench.suites.steps import BASELINE, Task, Uint4Steps, suite_of
-from lowbit.kernels.steps.registry import steps
+from lowbit_lab.bench import Limits, Plan, Record, run
+from lowbit_lab.bench.core.case import STEP, Case, Implementation, implementations_of
+from lowbit_lab.bench.peers.steps import NoSteps, Stepping, step_entries
+from lowbit_lab.bench.peers.uint4 import LONGEST_FLOAT_SUM, Blas, NumKong
+from lowbit_lab.bench.suites.steps import BASELINE, Task, Uint4Steps, suite_of
+from lowbit_lab.steps.registry import steps
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lowbit.bench.core.record import Row, Spread
-from lowbit.bench.core.table import summaries
-from lowbit.bench.suites.matmul.problem import parse_shape
+from lowbit_lab.bench.core.record import Row, Spread
+from lowbit_lab.bench.core.table import summaries
+from lowbit_lab.bench.suites.matmul.problem import parse_shape
 
 
 def row(shape: str, name: str, ratio: float | None, **changes: object) -> Row:

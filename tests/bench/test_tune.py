@@ -15,14 +15,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from lowbit.bench.core.case import Case  # noqa: E402
-from lowbit.bench.linear import layers, tune  # noqa: E402
 from lowbit.kernels.triton.fast import tables  # noqa: E402
 from lowbit.kernels.triton.fast.few_rows import FewRowsConfig  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Config, Gpu, forget_choices  # noqa: E402
 from lowbit.kernels.triton.fast.many_rows import ManyRowsConfig  # noqa: E402
 from lowbit.kernels.triton.fast.scaled import ScaledConfig  # noqa: E402
 from lowbit.kernels.triton.fast.weight_only import weight_only_choice  # noqa: E402
+from lowbit_lab.bench.core.case import Case  # noqa: E402
+from lowbit_lab.bench.linear import layers, tune  # noqa: E402
 
 GPU = Gpu(90, 132, "NVIDIA Test 9")
 CPU = torch.device("cpu")
@@ -240,7 +240,7 @@ def test_the_command_needs_a_gpu() -> None:
     pytest.importorskip("typer")
     from typer.testing import CliRunner
 
-    from lowbit.cli.tune import tune as application
+    from lowbit_lab.cli.tune import tune as application
 
     runner = CliRunner()
     assert runner.invoke(application, ["1x64"]).exit_code == 2

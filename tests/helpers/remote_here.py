@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, ClassVar
 
-from lowbit.bench.core.remote import RemoteError
+from lowbit_lab.bench.core.remote import RemoteError
 
 
 class RemoteHere:

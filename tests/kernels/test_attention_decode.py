@@ -15,8 +15,8 @@ from lowbit.kernels.triton.fast import attention_decode as fast
 from lowbit.kernels.triton.fast import key_value_cache
 from lowbit.kernels.triton.fast.attention_decode import DecodeConfig
 from lowbit.kernels.triton.fast.launch import Gpu
-from lowbit.lab import interpreter
 from lowbit.torch.functional import attention_decode, write_cache
+from lowbit_lab import interpreter
 
 ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 # As many parts as there are keys for.

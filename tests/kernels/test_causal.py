@@ -17,10 +17,10 @@ from lowbit.graph.onnx import from_onnx
 from lowbit.kernels.cpu.attention.plan import AttentionForm
 from lowbit.kernels.triton.fast.attention import AttentionConfig
 from lowbit.kernels.triton.fast.attention import attention as attention_kernels
-from lowbit.lab import interpreter
 from lowbit.spec.operations.attention import attention
 from lowbit.torch import functional as ours
 from lowbit.torch.capture.export import to_graph
+from lowbit_lab import interpreter
 
 # Queries and keys: as many, fewer, more, one, and so many more that whole blocks attend to nothing.
 SIZES = [(7, 7), (5, 12), (12, 5), (1, 9), (9, 1), (70, 3)]

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton")
 
 import numpy as np  # noqa: E402
 
-import lowbit.lab  # noqa: E402
+import lowbit_lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast import scaled, scaled_blocks, tables  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu, forget_choices  # noqa: E402
@@ -43,7 +43,7 @@ def test_rows_become_what_numpy_gives(symmetric: bool, interpreted: bool) -> Non
     for m, k in ((7, 301), (1, 16), (3, 128)):
         x = _rows(m, k)
         if interpreted:
-            with lowbit.lab.interpreter():
+            with lowbit_lab.interpreter():
                 q, scale, zero = quantize_rows(x, symmetric=symmetric)
         else:
             q, scale, zero = quantize_rows(x, symmetric=symmetric)
@@ -61,7 +61,7 @@ def test_scales_in_the_interpreter(dtype: Any, blocks: bool) -> None:
     for m, k in ((6, 300), (3, 128), (0, 8)):
         x = _rows(m, k).bfloat16()
         plain = quantize_rows(x, dtype, blocks=blocks)
-        with lowbit.lab.interpreter():
+        with lowbit_lab.interpreter():
             found = quantize_rows(x, dtype, blocks=blocks)
         torch.testing.assert_close(plain[1], found[1], rtol=0, atol=0, equal_nan=True)
         assert plain[0].dtype == found[0].dtype == dtype

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-import lowbit.lab  # noqa: E402
+import lowbit_lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast import eight_by_four  # noqa: E402
 from lowbit.kernels.triton.fast.eight_by_four import (  # noqa: E402
@@ -76,7 +76,7 @@ def test_products(dtype: Any, kind: str, interpreted: bool) -> None:
         rounded = _rounded(x, dtype)
         exact, mass = rounded @ w.T, rounded.abs() @ w.abs().T
         if interpreted and dtype == torch.int8:  # which does not round to float8 as a GPU does
-            with lowbit.lab.interpreter():
+            with lowbit_lab.interpreter():
                 z = int4_dynamic_matmul(x, packed, dtype=dtype)
         else:
             z = int4_dynamic_matmul(x, packed, dtype=dtype)
@@ -87,7 +87,7 @@ def test_products(dtype: Any, kind: str, interpreted: bool) -> None:
 def test_rows_in_the_order_of_tiles() -> None:
     x = torch.randn(5, 300, generator=_generator())
     plain, scale, _ = quantize_rows(x)
-    with lowbit.lab.interpreter():
+    with lowbit_lab.interpreter():
         q, found, _ = tiled_rows(x, torch.int8, symmetric=True, blocks=False, tiled=True)
     assert torch.equal(found, scale)
     held = q.view(5, -1, 8, 2).transpose(2, 3).reshape(5, -1)

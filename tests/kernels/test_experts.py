@@ -20,7 +20,6 @@ from lowbit.kernels.triton.fast import few_rows, grouped, many_rows, routing  # 
 from lowbit.kernels.triton.fast.few_rows import FewRowsConfig  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 from lowbit.kernels.triton.fast.tiles import GATES, Extra, TiledWeight, finished  # noqa: E402
-from lowbit.lab import interpreter  # noqa: E402
 from lowbit.torch.functional import (  # noqa: E402
     grouped_matmul,
     pack_int4,
@@ -30,6 +29,7 @@ from lowbit.torch.functional import (  # noqa: E402
     top_experts,
     weight_only_matmul,
 )
+from lowbit_lab import interpreter  # noqa: E402
 
 GPU = torch.cuda.is_available()
 H200 = Gpu(90, 132)

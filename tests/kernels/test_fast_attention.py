@@ -18,8 +18,8 @@ from lowbit.kernels.triton.fast.attention_backward import (
     attention_backward,
 )
 from lowbit.kernels.triton.fast.launch import Gpu
-from lowbit.lab import interpreter
 from lowbit.torch.functional import attention
+from lowbit_lab import interpreter
 
 # batch, heads, key heads, queries, keys, head size
 SHAPES = [

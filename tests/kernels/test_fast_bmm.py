@@ -7,8 +7,8 @@ import torch
 
 from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig
 from lowbit.kernels.triton.fast.batched_matmul import batched_matmul as kernels
-from lowbit.lab import interpreter
 from lowbit.torch.functional import bmm
+from lowbit_lab import interpreter
 
 # batches, rows, terms, columns
 SHAPES = [(1, 33, 40, 17), (3, 50, 7, 50), (2, 1, 64, 96), (2, 16, 1, 1), (1, 290, 17, 20)]

@@ -14,8 +14,8 @@ from torch import Tensor  # noqa: E402
 from lowbit.kernels.triton.fast import conv2d  # noqa: E402
 from lowbit.kernels.triton.fast.conv2d import ConvConfig  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
-from lowbit.lab import interpreter  # noqa: E402
 from lowbit.torch import functional  # noqa: E402
+from lowbit_lab import interpreter  # noqa: E402
 
 # A whole unit for bfloat16, which Triton's interpreter cuts off where a GPU rounds.
 ROUNDING = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7}

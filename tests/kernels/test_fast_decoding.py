@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from lowbit.lab import interpreter  # noqa: E402
 from lowbit.torch.functional import decoding  # noqa: E402
+from lowbit_lab import interpreter  # noqa: E402
 
 # A whole unit in the last place: Triton's interpreter cuts bfloat16 off.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}

@@ -15,9 +15,9 @@ from torch import Tensor  # noqa: E402
 
 from lowbit.kernels.triton.fast import launch, norm, row_sum, rows, softmax  # noqa: E402
 from lowbit.kernels.triton.fast.rows import RowConfig  # noqa: E402
-from lowbit.lab import interpreter  # noqa: E402
-from lowbit.lab.backends.host import run_checked  # noqa: E402
 from lowbit.torch import functional  # noqa: E402
+from lowbit_lab import interpreter  # noqa: E402
+from lowbit_lab.backends.host import run_checked  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

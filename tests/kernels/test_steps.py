@@ -17,9 +17,9 @@ pytest.importorskip("numba")
 pytest.importorskip("jaxtyping")
 
 from lowbit import isa as instruction_sets
-from lowbit.kernels.steps.registry import Array, Step, steps
 from lowbit.spec import Case
 from lowbit.spec.operations.products import product_of_floats
+from lowbit_lab.steps.registry import Array, Step, steps
 
 LADDERS = ("cpu-int8", "cpu-float32")
 EVERY = [one for ladder in LADDERS for one in steps(ladder)]
@@ -124,8 +124,8 @@ def test_each_claims_what_it_is_for_and_says_what_it_moves() -> None:
 
 SIMULATED = """
 import numpy as np
-from lowbit.kernels.steps.gpu import threads
-from lowbit.kernels.steps.registry import LADDERS
+from lowbit_lab.steps.gpu import threads
+from lowbit_lab.steps.registry import LADDERS
 from lowbit.spec.operations.products import product_of_floats
 
 for one in sorted(LADDERS["gpu"]._things.values(), key=lambda one: one.number):
@@ -162,9 +162,9 @@ def test_tiles_of_a_gpu_are_interpreted_and_compiled_ahead(
     """On a grid of several tiles; and for a GPU that is not here with the instructions meant."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from lowbit.kernels.steps.gpu import tiles
     from lowbit.kernels.triton.ahead import compile_ahead
-    from lowbit.lab import interpreter
+    from lowbit_lab import interpreter
+    from lowbit_lab.steps.gpu import tiles
 
     case = product_of_floats.case({"M": 130, "N": 129, "K": 33})
     inputs = case.inputs()

@@ -11,8 +11,10 @@ pytest.importorskip("numba")
 pytest.importorskip("jaxtyping")
 from numba import njit
 
-from lowbit.kernels.steps.registry import Layout, Step, step, steps
-from lowbit.kernels.steps.uint4 import (
+from lowbit.spec import Operation
+from lowbit.spec.operations.products import product_of_packed_rows
+from lowbit_lab.steps.registry import Layout, Step, step, steps
+from lowbit_lab.steps.uint4 import (
     COLUMNS,
     LONGEST,
     PACKED_ROWS,
@@ -21,8 +23,6 @@ from lowbit.kernels.steps.uint4 import (
     TILE,
     check_operands,
 )
-from lowbit.spec import Operation
-from lowbit.spec.operations.products import product_of_packed_rows
 
 SHAPES = [(1, 1, 1), (1, 9, 31), (5, 1, 64), (3, 130, 1), (7, TILE + 3, 65), (2, 2 * TILE, 577)]
 EACH = pytest.mark.parametrize("one", steps("uint4"), ids=lambda one: one.name)

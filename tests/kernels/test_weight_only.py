@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-import lowbit.lab  # noqa: E402
+import lowbit_lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast import dequantize, few_rows, many_rows, tables, weight_only  # noqa: E402
 from lowbit.kernels.triton.fast.few_rows import FewRowsConfig  # noqa: E402
@@ -78,7 +78,7 @@ def test_in_the_interpreter(case: tuple[int, int, int, int], kind: str, dtype: A
     packed, w = _drawn(n, k, group, kind, dtype)
     x = (torch.randn(m, k, generator=_generator(1)) * 3).to(dtype)
     exact = x.double() @ w.T
-    with lowbit.lab.interpreter():
+    with lowbit_lab.interpreter():
         z = weight_only_matmul(x, packed)
     assert z.dtype == dtype
     assert ((z.double() - exact).abs() <= _budget(x, w, kind, exact)).all()
@@ -196,7 +196,7 @@ def test_what_follows_a_product(activation: str) -> None:
     follows = {"": lambda y: y, "relu": torch.relu, "silu": torch.nn.functional.silu,
                "gelu": torch.nn.functional.gelu}[activation]  # fmt: skip
     exact = follows(x.double() @ w.T + bias.double()) + residual.double()
-    for context in (lowbit.lab.interpreter(), torch.no_grad()):
+    for context in (lowbit_lab.interpreter(), torch.no_grad()):
         with context:
             z = weight_only_matmul(x, packed, bias, activation=activation, residual=residual)
         torch.testing.assert_close(z.double(), exact, rtol=1e-5, atol=1e-5)
@@ -229,7 +229,7 @@ def test_a_gated_unit(activation: str, bits: int, dtype: Any) -> None:
     a, b = (x.double() @ w.T + bias.double() for w, bias in ((gate, a_bias), (up, b_bias)))
     exact = GATES[activation](a) * b + residual.double()
     bias = interleaved(a_bias, b_bias)
-    for context in (lowbit.lab.interpreter(), torch.no_grad(), torch.enable_grad()):
+    for context in (lowbit_lab.interpreter(), torch.no_grad(), torch.enable_grad()):
         with context:
             z = weight_only_matmul(x, packed, bias, activation=activation, residual=residual)
         rounding = 2 * torch.finfo(dtype).eps + 1e-5

@@ -13,12 +13,12 @@ pytest.importorskip("jaxtyping")
 
 from lowbit import isa
 from lowbit.jit import compile as compiler
-from lowbit.lab.anatomy import page, result
-from lowbit.lab.anatomy.named import anatomy_of
-from lowbit.lab.anatomy.result import Places, code_pane, lined_ir
-from lowbit.lab.compare.ptx.parse import parse
-from lowbit.lab.compare.toolchain import MissingToolError, library
-from lowbit.lab.product_kernels import product_kernels
+from lowbit_lab.anatomy import page, result
+from lowbit_lab.anatomy.named import anatomy_of
+from lowbit_lab.anatomy.result import Places, code_pane, lined_ir
+from lowbit_lab.compare.ptx.parse import parse
+from lowbit_lab.compare.toolchain import MissingToolError, library
+from lowbit_lab.product_kernels import product_kernels
 
 SIZES = {"m": 33, "n": 40, "k_size": 70}
 
@@ -105,12 +105,12 @@ import triton.language as tl
 from jaxtyping import Int32, UInt8
 from numba import cuda, njit
 
-from lowbit import lab
+import lowbit_lab as lab
 from lowbit.isa.generic import reduce_add
 from lowbit.isa.types import Int, S32Pointer, U8Pointer, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel as lowbit_kernel
-from lowbit.lab.compare import variant
+from lowbit_lab.compare import variant
 
 
 def spec(a: UInt8[np.ndarray, "N K"]) -> Int32[np.ndarray, "N"]:

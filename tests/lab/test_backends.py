@@ -10,13 +10,13 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from lowbit.lab import check, view
-from lowbit.lab.backends.backend import backend_of, backends
-from lowbit.lab.backends.kernel import KernelBackend
-from lowbit.lab.run.bind import Parameter, TensorArgument
-from lowbit.lab.run.memory import Lanes, Memory
-from lowbit.lab.run.trace import Grid, Program
 from lowbit.spec.exercises import add_constant_blocks
+from lowbit_lab import check, view
+from lowbit_lab.backends.backend import backend_of, backends
+from lowbit_lab.backends.kernel import KernelBackend
+from lowbit_lab.run.bind import Parameter, TensorArgument
+from lowbit_lab.run.memory import Lanes, Memory
+from lowbit_lab.run.trace import Grid, Program
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from jaxtyping import BFloat16, Bool, Float32, Int8, UInt64
 from typer.testing import CliRunner
 
 from lowbit.cli import app
-from lowbit.lab import check, check_file
-from lowbit.lab.backends.kinds.triton import TritonKernel
 from lowbit.spec import Operation, operation
+from lowbit_lab import check, check_file
+from lowbit_lab.backends.kinds.triton import TritonKernel
 
 # Triton's own annotations do not know what a kernel's pointers are.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from jaxtyping import Float32
 
-from lowbit.lab import check
-from lowbit.lab.backends.backend import Request
 from lowbit.spec import operation
 from lowbit.spec.rounding import to_24_bits, to_tf32
+from lowbit_lab import check
+from lowbit_lab.backends.backend import Request
 
 # Triton's own annotations do not know what a kernel's pointers are.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from lowbit.lab import check  # noqa: E402
 from lowbit.spec import operation  # noqa: E402
+from lowbit_lab import check  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from lowbit.isa.generic import load_head, reduce_add
 from lowbit.isa.types import Int, S32Pointer, U8Pointer, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.lab import CpuKernel, check, check_file, trace_kernel
-from lowbit.lab.report import CheckResult
+from lowbit_lab import CpuKernel, check, check_file, trace_kernel
+from lowbit_lab.report import CheckResult
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from jaxtyping import Float32, Int32
 
-from lowbit.lab import check
 from lowbit.spec import from_function, operation
+from lowbit_lab import check
 
 # Triton's own annotations do not know what a kernel's pointers are.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from jaxtyping import BFloat16, Bool, Float16, Float32, Float64
 
-from lowbit.lab import check
-from lowbit.lab.run.tensor import widened
 from lowbit.spec import DTYPES, Operation, cases_of, exercises, operation
+from lowbit_lab import check
+from lowbit_lab.run.tensor import widened
 
 # Triton's own annotations do not know what a kernel's pointers are.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from jaxtyping import Float32
 
-from lowbit.lab import Scratch, check, view
 from lowbit.spec import from_function, operation
+from lowbit_lab import Scratch, check, view
 
 # Triton's own annotations do not know what a kernel's pointers are.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false

@@ -18,9 +18,9 @@ from triton import knobs
 from triton.runtime import interpreter
 
 from lowbit.kernels.triton.registry import teaching_kernels
-from lowbit.lab import check, trace_kernel
 from lowbit.spec import Operation, exercises
 from lowbit.spec.cases import size_sets
+from lowbit_lab import check, trace_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -265,7 +265,7 @@ def test_a_version_that_is_another_one_inside_gives_one_line(
 
 def test_under_triton_interpret() -> None:
     code = (
-        "from lowbit.lab import check; from lowbit.kernels.triton.registry import teaching_kernels;"
+        "from lowbit_lab import check; from lowbit.kernels.triton.registry import teaching_kernels;"
         "t = teaching_kernels()['long_sum']; print(check(t.kernel, t.operation, grid=t.grid).ok)"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -12,18 +12,18 @@ import pytest
 
 pytest.importorskip("jaxtyping")
 
-from lowbit.lab.compare import assembly, cuda_c, sass
-from lowbit.lab.compare.code import mix
-from lowbit.lab.compare.faults import occupancy, of_ptx
-from lowbit.lab.compare.file import read
-from lowbit.lab.compare.kind import Built, Kind, kind_of
-from lowbit.lab.compare.problem import Problem, Variant
-from lowbit.lab.compare.ptx.block import NotInterpretedError
-from lowbit.lab.compare.ptx.execute import Launch, Trace, costs, repeats
-from lowbit.lab.compare.ptx.memory import Memory, OutsideError, packed_parameters
-from lowbit.lab.compare.ptx.parse import parse
-from lowbit.lab.compare.run import compare
-from lowbit.lab.compare.toolchain import MissingToolError, compile_cuda_c, library
+from lowbit_lab.compare import assembly, cuda_c, sass
+from lowbit_lab.compare.code import mix
+from lowbit_lab.compare.faults import occupancy, of_ptx
+from lowbit_lab.compare.file import read
+from lowbit_lab.compare.kind import Built, Kind, kind_of
+from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.ptx.block import NotInterpretedError
+from lowbit_lab.compare.ptx.execute import Launch, Trace, costs, repeats
+from lowbit_lab.compare.ptx.memory import Memory, OutsideError, packed_parameters
+from lowbit_lab.compare.ptx.parse import parse
+from lowbit_lab.compare.run import compare
+from lowbit_lab.compare.toolchain import MissingToolError, compile_cuda_c, library
 
 FAULTS = Path(__file__).parent / "compared" / "faults.py"
 
@@ -300,7 +300,7 @@ def test_a_compiler_may_fail_in_its_own_way(
 ON_GPU = """
 import numpy as np
 from numba import cuda
-from lowbit.lab.compare import cuda_c
+from lowbit_lab.compare import cuda_c
 
 def inputs(sizes):
     return {"x": np.ones(sizes["N"], np.float32), "z": np.zeros(sizes["N"], np.float32)}
@@ -320,7 +320,7 @@ def test_without_compilers_it_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    from lowbit.lab.compare import toolchain
+    from lowbit_lab.compare import toolchain
 
     monkeypatch.setattr(toolchain, "_folders", lambda *below: iter(()))
     monkeypatch.setattr(toolchain, "_newest", lambda *names: None)

@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("jaxtyping")
 
-from lowbit.lab.compare.file import read
-from lowbit.lab.compare.problem import Baseline, Problem, without_name
-from lowbit.lab.compare.run import Result, compare
-from lowbit.lab.compare.text import render
-from lowbit.lab.source import request_of_file
 from lowbit.registry.conflicts import conflict
+from lowbit_lab.compare.file import read
+from lowbit_lab.compare.problem import Baseline, Problem, without_name
+from lowbit_lab.compare.run import Result, compare
+from lowbit_lab.compare.text import render
+from lowbit_lab.source import request_of_file
 
 HEAD = """
 import numpy as np
@@ -335,7 +335,7 @@ def test_threads_without_elements_are_named(tmp_path: Path) -> None:
         TRITON[:head]
         + TRITON[tail:]
         + (
-            "\nfrom lowbit.lab.compare import variant\n"
+            "\nfrom lowbit_lab.compare import variant\n"
             "variants = {f'{w} warps': variant(right, num_warps=w) for w in (1, 2, 4, 32)}\n"
         )
     )

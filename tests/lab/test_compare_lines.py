@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("jaxtyping")
 
-from lowbit.lab.compare.ptx.parse import Lines, parse, settled
-from lowbit.lab.compare.run import compare
+from lowbit_lab.compare.ptx.parse import Lines, parse, settled
+from lowbit_lab.compare.run import compare
 
 # Each load and store bears its kind at the end of the line on which its call begins.
 KERNELS = """

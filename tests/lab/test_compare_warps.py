@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("jaxtyping")
 
-from lowbit.lab.compare.ptx.block import NotInterpretedError
-from lowbit.lab.compare.ptx.execute import Launch
-from lowbit.lab.compare.ptx.memory import Memory, packed_parameters
-from lowbit.lab.compare.ptx.parse import parse
-from lowbit.lab.compare.run import compare
-from lowbit.lab.compare.toolchain import MissingToolError, library
+from lowbit_lab.compare.ptx.block import NotInterpretedError
+from lowbit_lab.compare.ptx.execute import Launch
+from lowbit_lab.compare.ptx.memory import Memory, packed_parameters
+from lowbit_lab.compare.ptx.parse import parse
+from lowbit_lab.compare.run import compare
+from lowbit_lab.compare.toolchain import MissingToolError, library
 
 TEXT = """
 .version 8.0

@@ -9,17 +9,17 @@ import pytest
 from rich.console import Console
 
 from lowbit import isa
-from lowbit.bench.core import peak
-from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.suites.matmul.problem import SIGNATURES, Problem
-from lowbit.bench.suites.matmul.problem import product as product_case
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
-from lowbit.lab import explain
-from lowbit.lab.explain import Explanation, explain_gemm, prepared_of, render
 from lowbit.product import dispatch, requests
 from lowbit.product.prepared import Prepared
+from lowbit_lab import explain
+from lowbit_lab.bench.core import peak
+from lowbit_lab.bench.peers.own import Lowbit, packed_weight
+from lowbit_lab.bench.suites.matmul.problem import SIGNATURES, Problem
+from lowbit_lab.bench.suites.matmul.problem import product as product_case
+from lowbit_lab.explain import Explanation, explain_gemm, prepared_of, render
 
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lowbit.lab import check
-from lowbit.lab.source import load
 from lowbit.spec import Operation
+from lowbit_lab import check
+from lowbit_lab.source import load
 
 pytestmark = pytest.mark.slow
 

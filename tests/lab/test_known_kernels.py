@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lowbit.lab import check
-from lowbit.lab.backends.kinds.triton import TritonKernel
-from lowbit.lab.source import load
+from lowbit_lab import check
+from lowbit_lab.backends.kinds.triton import TritonKernel
+from lowbit_lab.source import load
 
 pytestmark = pytest.mark.slow
 

@@ -10,13 +10,13 @@ import pytest
 ABSENT = ("torch", "triton", "numba", "jaxtyping", "onnx")
 
 
-@pytest.mark.parametrize("module", ["lowbit.lab", "lowbit.cli"])
+@pytest.mark.parametrize("module", ["lowbit_lab", "lowbit.cli"])
 def test_no_extra_is_needed_to_import(module: str) -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({ABSENT}))\n"
         f"import {module}\n"
-        "import lowbit.lab, lowbit.lab.check.cases, lowbit.lab.view.run\n"
-        "assert callable(lowbit.lab.check) and callable(lowbit.lab.view)\n"
+        "import lowbit_lab, lowbit_lab.check.cases, lowbit_lab.view.run\n"
+        "assert callable(lowbit_lab.check) and callable(lowbit_lab.view)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from lowbit.kernels.triton.registry import teaching_kernels
-from lowbit.lab import trace_kernel
-from lowbit.lab.backends.kinds.triton import TritonKernel
-from lowbit.lab.exercises.course import Exercise, course
-from lowbit.lab.exercises.learn import teaching
-from lowbit.lab.report import TITLES
-from lowbit.lab.source import load
+from lowbit_lab import trace_kernel
+from lowbit_lab.backends.kinds.triton import TritonKernel
+from lowbit_lab.exercises.course import Exercise, course
+from lowbit_lab.exercises.learn import teaching
+from lowbit_lab.report import TITLES
+from lowbit_lab.source import load
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / "docs" / "learn"

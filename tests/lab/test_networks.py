@@ -18,11 +18,11 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from lowbit.bench.models.model import Model, classified, models
 from lowbit.cli.app import app
 from lowbit.graph import save
-from lowbit.lab import page as lab_page
-from lowbit.lab.networks import report, source
+from lowbit.models import report, source
+from lowbit.models.model import Model, classified, models
+from lowbit_lab import page as lab_page
 
 MODULE = """
 import torch

@@ -14,10 +14,10 @@ from tests.bench.test_behind import CONTEXT
 from tests.bench.test_summary import row
 from tests.test_cli import error_line, run_lowbit
 
-from lowbit.bench import Record
-from lowbit.bench.core.peak import Ceiling
-from lowbit.bench.core.record import Row, Spread
-from lowbit.lab.page import page
+from lowbit.report.page import page
+from lowbit_lab.bench import Record
+from lowbit_lab.bench.core.peak import Ceiling
+from lowbit_lab.bench.core.record import Row, Spread
 
 LEVELS = {"L1d": 400.0, "L2": 100.0, "memory": 10.0}
 
@@ -47,7 +47,7 @@ def _row(shape: str, name: str, seconds: float, **changes: Any) -> Row:
 
 
 def _drawn(rows: list[Row], **context: Any) -> list[str]:
-    charts = pytest.importorskip("lowbit.lab.charts")
+    charts = pytest.importorskip("lowbit_lab.charts")
     pytest.importorskip("vl_convert")
     ceilings = (Ceiling("some", 1, "dot", 500.0, 500.0, {"dot": 500.0}, LEVELS),)
     record = Record("matmul", {**CONTEXT, **context}, tuple(rows), ceilings=ceilings)

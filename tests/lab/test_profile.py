@@ -15,9 +15,9 @@ from tests.lab.test_networks import MODULE, _fails, _run
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
-from lowbit.bench.core import peak
-from lowbit.bench.core.peak import Ceiling
 from lowbit.graph import NodeTime, Session, save
+from lowbit_lab.bench.core import peak
+from lowbit_lab.bench.core.peak import Ceiling
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from lowbit.lab import check, check_file  # noqa: E402
-from lowbit.lab.check.cases import check_request  # noqa: E402
-from lowbit.lab.source import request_of_file  # noqa: E402
 from lowbit.spec import from_function  # noqa: E402
 from lowbit.spec.free_sizes import extents, named  # noqa: E402
+from lowbit_lab import check, check_file  # noqa: E402
+from lowbit_lab.check.cases import check_request  # noqa: E402
+from lowbit_lab.source import request_of_file  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from lowbit import isa
 from lowbit.cli import app
-from lowbit.lab.trace import parts, replay, run
-from lowbit.lab.trace.report import Trace
-from lowbit.lab.trace.text import render
-from lowbit.lab.trace.verdict import WAYS
+from lowbit_lab.trace import parts, replay, run
+from lowbit_lab.trace.report import Trace
+from lowbit_lab.trace.text import render
+from lowbit_lab.trace.verdict import WAYS
 
 _PRODUCT = """
 import numpy as np

@@ -13,9 +13,9 @@ pytest.importorskip("iced_x86")
 from llvmlite import binding as llvm
 
 from lowbit.isa import host
-from lowbit.lab.trace import loops, parts, replay, roles, run
-from lowbit.lab.trace.report import LOOP, STRAIGHT, Trace
-from lowbit.lab.trace.sampler import Mapping as Mapped
+from lowbit_lab.trace import loops, parts, replay, roles, run
+from lowbit_lab.trace.report import LOOP, STRAIGHT, Trace
+from lowbit_lab.trace.sampler import Mapping as Mapped
 
 _START = 0x10000
 _TRIPLE = "x86_64-unknown-linux-gnu"

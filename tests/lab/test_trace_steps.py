@@ -17,13 +17,13 @@ iced = pytest.importorskip("iced_x86")
 from iced_x86 import Code, Encoder, Instruction, MemoryOperand, Register  # noqa: E402
 
 from lowbit.isa import host  # noqa: E402
-from lowbit.lab.trace import loops, parts, replay, roles, run, verdict  # noqa: E402
-from lowbit.lab.trace.cfi import evaluate  # noqa: E402
-from lowbit.lab.trace.codemap import CodeMap, Function, short  # noqa: E402
-from lowbit.lab.trace.parts import PYTHON, frames  # noqa: E402
-from lowbit.lab.trace.report import Loop, Operator  # noqa: E402
-from lowbit.lab.trace.sampler import Mapping, Sampler, mappings  # noqa: E402
-from lowbit.lab.trace.subject import matrix_product, product_sizes, understood  # noqa: E402
+from lowbit_lab.trace import loops, parts, replay, roles, run, verdict  # noqa: E402
+from lowbit_lab.trace.cfi import evaluate  # noqa: E402
+from lowbit_lab.trace.codemap import CodeMap, Function, short  # noqa: E402
+from lowbit_lab.trace.parts import PYTHON, frames  # noqa: E402
+from lowbit_lab.trace.report import Loop, Operator  # noqa: E402
+from lowbit_lab.trace.sampler import Mapping, Sampler, mappings  # noqa: E402
+from lowbit_lab.trace.subject import matrix_product, product_sizes, understood  # noqa: E402
 
 _START = 0x1000
 _MEMORY = MemoryOperand(Register.RSI, displ=64, displ_size=1)

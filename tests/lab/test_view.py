@@ -21,11 +21,11 @@ from lowbit.isa.types import Int, S8Pointer, S32Pointer, U8Pointer, s32, u8
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.triton.registry import teaching_kernels
-from lowbit.lab import CpuKernel, View, check, check_file, trace_kernel, view
-from lowbit.lab.product_kernels import product_kernels
-from lowbit.lab.run.trace import Access
-from lowbit.lab.view.run import view_file, view_named
 from lowbit.spec import exercises, operation
+from lowbit_lab import CpuKernel, View, check, check_file, trace_kernel, view
+from lowbit_lab.product_kernels import product_kernels
+from lowbit_lab.run.trace import Access
+from lowbit_lab.view.run import view_file, view_named
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ import triton.language as tl
 from chromium import BROWSED, Browser, browser, elements, text
 
 from lowbit.kernels.triton.registry import teaching_kernels
-from lowbit.lab import Access, View, trace_kernel, view
-from lowbit.lab.view.run import view_named
 from lowbit.spec import exercises
+from lowbit_lab import Access, View, trace_kernel, view
+from lowbit_lab.view.run import view_named
 
 __all__ = ["browser"]  # the fixture
 pytestmark = BROWSED

@@ -10,9 +10,9 @@ import triton.language as tl
 from chromium import BROWSED, Browser, browser, text
 from shared_arrays import BARRIER
 
-from lowbit.lab import view
-from lowbit.lab.view.run import view_file, view_named
 from lowbit.spec import exercises
+from lowbit_lab import view
+from lowbit_lab.view.run import view_file, view_named
 
 __all__ = ["browser"]  # the fixture
 pytestmark = BROWSED

@@ -18,10 +18,10 @@ from shared_arrays import BARRIER
 from typer.testing import CliRunner
 
 from lowbit.cli import app
-from lowbit.lab import View, check, view
-from lowbit.lab.check.run import view_failing
-from lowbit.lab.check.smallest import smallest
 from lowbit.spec import Case, exercises
+from lowbit_lab import View, check, view
+from lowbit_lab.check.run import view_failing
+from lowbit_lab.check.smallest import smallest
 
 pytestmark = pytest.mark.slow
 

@@ -17,11 +17,11 @@ torch = pytest.importorskip("torch")
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from lowbit.cli import app  # noqa: E402
-from lowbit.lab import watch  # noqa: E402
-from lowbit.lab.run.outcome import UnsupportedError  # noqa: E402
-from lowbit.lab.source import load  # noqa: E402
-from lowbit.lab.watched import watch as watched  # noqa: E402
-from lowbit.lab.watched.log import Log  # noqa: E402
+from lowbit_lab import watch  # noqa: E402
+from lowbit_lab.run.outcome import UnsupportedError  # noqa: E402
+from lowbit_lab.source import load  # noqa: E402
+from lowbit_lab.watched import watch as watched  # noqa: E402
+from lowbit_lab.watched.log import Log  # noqa: E402
 
 HERE = Path(__file__).parent / "watched"
 wrong, right = load(HERE / "wrong.py"), load(HERE / "right.py")
@@ -214,7 +214,7 @@ def test_what_leaves_a_tensor_outside_of_the_sample_is_found_by_z3() -> None:
 
 
 def test_the_last_program_is_in_the_sample() -> None:
-    from lowbit.lab.watched.sample import chosen
+    from lowbit_lab.watched.sample import chosen
 
     programs = chosen((1000, 2, 1))
     assert (programs[0], programs[-1], len(programs)) == ((0, 0, 0), (999, 1, 0), 16)

@@ -24,7 +24,7 @@ def test_the_page_says_what_the_dispatcher_does(schedules: ModuleType) -> None:
 
 def test_each_product_can_be_timed(schedules: ModuleType) -> None:
     pytest.importorskip("jaxtyping")
-    from lowbit.bench.suites.matmul.problem import product
+    from lowbit_lab.bench.suites.matmul.problem import product
 
     for rule in schedules.rules():
         assert product(rule.shape, rule.dtypes).dtypes == rule.dtypes

@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 
 pytest.importorskip("triton")
 
-import lowbit.lab
+import lowbit_lab
 from lowbit.torch import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
@@ -86,7 +86,7 @@ def test_layers_compute_the_same_there(
     exact = x.double() @ layer.weight.dequantize().double().T + there.bias.double()
     with torch.inference_mode():
         if interpreted:
-            with lowbit.lab.interpreter():
+            with lowbit_lab.interpreter():
                 out = there(x)
         else:
             out = there(x)
@@ -103,7 +103,7 @@ def test_inputs_of_any_width_are_served(as_gpu: pytest.MonkeyPatch) -> None:
         weight = there.weight.dequantize().double()
         for rows in (1, 3, 130):
             x = torch.randn(rows, width).bfloat16()
-            with torch.inference_mode(), lowbit.lab.interpreter():
+            with torch.inference_mode(), lowbit_lab.interpreter():
                 out = there(x)
             exact = x.double() @ weight.T + there.bias.double()
             assert ((out.double() - exact).abs() <= 2.0**-7 * (exact.abs() + 1)).all()

@@ -1,6 +1,9 @@
-"""The command line: a file a command, which parses, calls, prints, and makes itself known."""
+"""The command line: a file a command, which parses, calls, prints, and makes itself known. Other
+packages bring commands by entry points of the group "lowbit.commands", functions that load them."""
 
 from __future__ import annotations
+
+from importlib.metadata import entry_points
 
 from lowbit.registry.extras import install
 
@@ -13,6 +16,8 @@ except ModuleNotFoundError as missing:
 __all__ = ["app", "main"]
 
 commands.load()
+for found in entry_points(group="lowbit.commands"):
+    found.load()()
 
 
 def main() -> None:

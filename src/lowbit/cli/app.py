@@ -15,7 +15,7 @@ from lowbit.registry.extras import explained, require
 if TYPE_CHECKING:  # what prints a text does without rich
     from rich.console import Console, RenderableType
 
-    from lowbit.lab.page import Figure
+    from lowbit.report.page import Figure
 
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -133,7 +133,7 @@ class Show:
         if self._file != "-":
             console().print(text)
         if self._html is not None:
-            from lowbit.lab.page import command_line, page
+            from lowbit.report.page import command_line, page
 
             self._html.write(page(title, text, tuple(figures()), command_line()))
             print(f"page written to {self._html.name}", file=sys.stderr)
@@ -218,10 +218,3 @@ def offered(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
         return []
 
     return offer
-
-
-def exercises() -> Iterable[str]:
-    """The operations that the lab has teaching kernels for."""
-    from lowbit.lab.exercises.course import course
-
-    return [exercise.name for exercise in course]

@@ -82,7 +82,7 @@ def checkpoint(
 def _on_meta(model: str) -> Any:
     import torch
 
-    from lowbit.lab.networks.source import called
+    from lowbit.models.source import called
 
     with torch.device("meta"):
         made = called(model)

@@ -21,10 +21,9 @@ def info(json_file: JsonFile = None) -> None:
 
 def _facts() -> dict[str, Any]:
     from lowbit import isa
-    from lowbit.bench.core.context import versions
-    from lowbit.bench.core.cpu import PRODUCTS
     from lowbit.jit.threads import max_threads, runtime
-    from lowbit.product.dispatch import active_kernel
+    from lowbit.product.dispatch import PRODUCTS, active_kernel
+    from lowbit.registry.extras import versions
 
     return {
         **isa.report(),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _models() -> Iterable[str]:
-    from lowbit.bench.models.model import models
+    from lowbit.models.model import models
 
     return models.names()
 
@@ -147,8 +147,8 @@ def quantize(
         return _language_model(model, out, how, calibration, evaluate, threads, json_file)
     if calibration is not None or evaluate is not None:
         raise ValueError("--calibration and --evaluate are for language models; give --data")
-    from lowbit.bench.networks.quantize import Method
-    from lowbit.lab.networks import report, source
+    from lowbit.models import report, source
+    from lowbit.models.quantize import Method
 
     range_: Any = weight_range or "minmax"  # which Method checks
     method = Method(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lowbit.cli.app import HtmlFile, JsonFile, command, output
+from lowbit.registry import Registry
+
+records: Registry[Callable[[Path, str | None, str | None], None]] = Registry("reader of records")
+"""What shows a file, as JSON and as a page too; the package that writes such files adds its own."""
 
 
 @command("report", example="report resnet34-int8 --latency networks.json --html report.html")
@@ -34,8 +39,8 @@ def report(
     The page is one file, which loads nothing: tables and charts.
     """
     if folder.is_file():
-        return _record(folder, json_file, html_file)
-    from lowbit.lab.networks.report import figures, read, text, with_latency
+        return records.get("benchmark")(folder, json_file, html_file)
+    from lowbit.models.report import figures, read, text, with_latency
 
     found = read(folder)
     if "perplexity_before" in found:
@@ -57,7 +62,7 @@ def report(
 def _language_model(
     folder: Path, found: dict[str, Any], json_file: str | None, html_file: str | None
 ) -> None:
-    from lowbit.bench.core.table import new_table
+    from lowbit.report.text import new_table
 
     written = found["written"]
     perplexities = (found[f"perplexity_{when}"] for when in ("before", "after"))
@@ -75,15 +80,3 @@ def _language_model(
         table.add_row(*row)
     with output(json_file, html_file) as show:
         show(table, json.dumps(found, indent=1), f"{folder}, quantized")
-
-
-def _record(file: Path, json_file: str | None, html_file: str | None) -> None:
-    from lowbit.bench.core.compare import read
-    from lowbit.bench.core.suite import suites
-    from lowbit.lab import charts
-
-    record = read(file)
-    suite = suites.get(record.suite)()
-    with output(json_file, html_file) as show:
-        title, figures = f"lowbit: {record.suite}", lambda: charts.of_record(record)
-        show(suite.render(record), record.to_json(), title, figures)

@@ -58,7 +58,7 @@ def run(
     from rich.console import Group
 
     from lowbit.graph import Session
-    from lowbit.lab.networks.source import compiled
+    from lowbit.models.source import compiled
 
     graph = compiled(network)
     session = Session(graph, threads=threads)
@@ -111,7 +111,7 @@ def _inputs(graph: Graph, file: str | None) -> dict[str, Any]:
     import numpy as np
 
     if file is None:
-        from lowbit.lab.networks.source import random_inputs
+        from lowbit.models.source import random_inputs
 
         return random_inputs(graph)
     held = np.load(file, allow_pickle=False)
@@ -122,7 +122,7 @@ def _inputs(graph: Graph, file: str | None) -> dict[str, Any]:
 
 
 def _table(times: list[NodeTime]) -> Any:
-    from lowbit.bench.core.table import new_table, three_digits
+    from lowbit.report.text import new_table, three_digits
 
     made = new_table("", [("node", False), ("kernels", False), ("µs", True), ("share", True)])
     total = sum(one.seconds for one in times)

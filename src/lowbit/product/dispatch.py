@@ -110,6 +110,10 @@ def consider(isa: InstructionSet, query: KernelQuery) -> tuple[Candidate[MicroKe
     return serving.consider(micro_kernels(), isa, query)
 
 
+PRODUCTS = ("matmul", "matmul_scaled", "linear_dynamic")
+"""The public functions that `active_kernel` serves."""
+
+
 def active_kernel() -> tuple[str, str]:
     """(kernel, instruction set) that serve 8-bit products here now, by name."""
     isa, micro, _ = consider(instruction_sets.active(), KernelQuery(64, 64, 64))[-1]

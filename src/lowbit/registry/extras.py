@@ -94,3 +94,25 @@ def explained(error: ModuleNotFoundError) -> str:
     extra = EXTRA_OF.get((error.name or "").partition(".")[0])
     said = "pip install" in str(error)
     return str(error) if said or extra is None else f"{error}; {install(extra)}"
+
+
+_LIBRARIES = (
+    "numpy", "llvmlite", "torch", "triton", "numba", "threadpoolctl", "mkl", "numkong", "faiss-cpu",
+    "onnx", "onnxruntime", "openvino",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, lowbit and the libraries that it works with, where installed."""
+    import platform
+    from importlib import metadata
+
+    from lowbit import __version__
+
+    found = {"python": platform.python_version(), "lowbit": __version__}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -77,7 +77,7 @@ def register(
     """Define `lowbit::<schema>` and return the operator, to be called like a function.
 
     cpu: what serves CPU tensors. kernel: what serves CUDA tensors, as "module.function" of
-    lowbit.kernels.triton.fast, imported at the first call; within `lowbit.lab.interpreter()` it
+    lowbit.kernels.triton.fast, imported at the first call; within `lowbit_lab.interpreter()` it
     serves CPU tensors too. Without one, CUDA tensors are refused, or, with `anywhere`, served by
     `cpu`, which computes by PyTorch alone. fake: empty tensors of the result's shape, dtype and
     strides; `cpu` on fake tensors, if not given. backward and keep: the derivative and what it

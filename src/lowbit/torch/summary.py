@@ -213,6 +213,6 @@ def explain(
     choice = choose(**{name: given[name] for name in wanted if name in given})
     if gpu.capability or operator == "linear":  # which has kernels for CPUs
         return choice
-    here = "the tensors are on the CPU; within lowbit.lab.interpreter() it runs there too"
+    here = "the tensors are on the CPU; within lowbit_lab.interpreter() it runs there too"
     refused = (*choice.refused, (choice.kernel, here))
     return Choice("PyTorch in float64", None, "serves CPU tensors", refused)

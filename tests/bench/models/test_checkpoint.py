@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lowbit.bench.models import checkpoint  # noqa: E402
-from lowbit.bench.models.model import models  # noqa: E402
-from lowbit.bench.models.networks import (  # noqa: E402
+from lowbit.models import checkpoint  # noqa: E402
+from lowbit.models.model import models  # noqa: E402
+from lowbit.models.networks import (  # noqa: E402
     SMALL,
     ResNet,
     VisionTransformer,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowbit.bench.models import fashion
-from lowbit.bench.models.catalog import ResNet34
+from lowbit.models import fashion
+from lowbit.models.catalog import ResNet34
 
 
 @pytest.fixture

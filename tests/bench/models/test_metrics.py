@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.bench.models.model import Metric, classified, mean, sqnr
+from lowbit.models.model import Metric, classified, mean, sqnr
 
 
 def test_the_standard_error_of_a_share() -> None:

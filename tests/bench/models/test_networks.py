@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from lowbit.bench.models.networks import (  # noqa: E402
+from lowbit.models.networks import (  # noqa: E402
     BASE,
     SMALL,
     Crepe,

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowbit.bench.models.model import ImageModel, models
+from lowbit.models.model import ImageModel, models
 
 Image = pytest.importorskip("PIL.Image", reason="PIL is not installed: extra models")
 
-from lowbit.bench.models.data import (  # noqa: E402
+from lowbit.models.data import (  # noqa: E402
     ImageFolder,
     Preprocessing,
     boxes,

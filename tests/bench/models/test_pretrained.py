@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowbit.bench.models import data
-from lowbit.bench.models.catalog import TorchCrepe, cents
-from lowbit.bench.models.data import rated_words
-from lowbit.bench.models.model import Model, Run, models, runner
+from lowbit.models import data
+from lowbit.models.catalog import TorchCrepe, cents
+from lowbit.models.data import rated_words
+from lowbit.models.model import Model, Run, models, runner
 from lowbit.registry.extras import installed
 
 

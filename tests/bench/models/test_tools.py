@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lowbit.bench.models import checkpoint
-from lowbit.bench.models.networks import ResNet
+from lowbit.models import checkpoint
+from lowbit.models.networks import ResNet
 
 ROOT = Path(__file__).parents[3]
 

@@ -5,8 +5,8 @@ import numpy as np
 from jaxtyping import Float32
 from numba import cuda, float32, int64
 
-from lowbit.lab.compare import cuda_c, variant
 from lowbit.spec import operation
+from lowbit_lab.compare import cuda_c, variant
 
 
 @operation(exercise={"N": 64, "T": 96}, summed=("T",))

@@ -61,7 +61,7 @@ def launch(kernel: Any, grid: Grid, arguments: Mapping[str, Any], **options: Any
     if runner is None:
         raise RuntimeError(
             f"this kernel needs tensors on a GPU, got one on {device}; move them with .cuda(), or "
-            "run it in the interpreter: with lowbit.lab.interpreter(): ..."
+            "run it in the interpreter: with lowbit_lab.interpreter(): ..."
         )
     runner(kernel, grid, arguments)
 

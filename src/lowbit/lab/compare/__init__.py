@@ -1,8 +1,0 @@
-"""Comparing variants of one kernel: each checked, timed, explained, and set against its neighbour.
-
-A file holds the variants; `lowbit compare FILE` and `compare` read it. See docs/compare.md.
-"""
-
-from lowbit.lab.compare.problem import CudaC, Variant, cuda_c, variant
-
-__all__ = ["CudaC", "Variant", "cuda_c", "variant"]

@@ -1,1 +1,0 @@
-"""Quantizing a network, and the report on what became of it."""

@@ -1,0 +1,1 @@
+"""What a result is shown by: texts of numbers, tables, charts, a page."""

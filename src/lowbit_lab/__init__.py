@@ -1,0 +1,52 @@
+"""The lab: looking at what kernels do, and why they are right or wrong, fast or slow.
+
+`check` compares a kernel with the specification of its operation; `trace_kernel` records every
+access of one run; `view` shows it as a page; `watch` needs no specification, and looks at every
+launch of a program.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lowbit_lab.check.run import check, check_file
+from lowbit_lab.report import CheckResult, Finding
+from lowbit_lab.run.bind import Scratch
+from lowbit_lab.run.trace import Access
+from lowbit_lab.view.run import View, view
+from lowbit_lab.view.trace import Trace, trace_kernel
+
+if TYPE_CHECKING:
+    from lowbit_lab.backends.host import interpreter
+    from lowbit_lab.backends.kinds.cpu import CpuKernel
+    from lowbit_lab.watched.watch import watch
+
+# Loaded when first used: they need PyTorch and LLVM.
+_HOMES = {
+    "CpuKernel": "backends.kinds.cpu",
+    "interpreter": "backends.host",
+    "watch": "watched.watch",
+}
+
+__all__ = [
+    "Access",
+    "CheckResult",
+    "CpuKernel",
+    "Finding",
+    "Scratch",
+    "Trace",
+    "View",
+    "check",
+    "check_file",
+    "interpreter",
+    "trace_kernel",
+    "view",
+    "watch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

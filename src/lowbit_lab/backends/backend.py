@@ -1,0 +1,157 @@
+"""One protocol for every kind of kernel: what takes it, binds it to an operation, and runs it on
+memory that sees every access.
+
+A kind is a file of `kinds/`: a class under `@backends.register(...)` that says which kernels it
+takes and makes a Subject of one. Kernels with pointers for parameters have most of it from
+`KernelBackend`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from lowbit.registry import Registry
+from lowbit.registry.locks import cached_property
+from lowbit.spec import Case, Operation, Sizes, from_function
+from lowbit_lab.report import Finding, Severity
+from lowbit_lab.run.outcome import Run, Trial
+from lowbit_lab.run.tensor import CheckedTensor
+from lowbit_lab.run.trace import Grid, Place, Recorder
+
+GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A kernel, and what it is to be held against: the arguments of `lowbit_lab.check`. grid: None
+    where nobody has said it. untried: kinds of data of which the specification says nothing."""
+
+    kernel: Any
+    spec: Operation | Callable[..., Any]
+    grid: GridLike | None = None
+    output: str | None = None
+    initial: float | None = None
+    seed: int = 0
+    given: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    untried: tuple[str, ...] = ()
+
+    @cached_property
+    def operation(self) -> Operation:
+        """The operation that the specification states. TypeError if it is none."""
+        if not callable(self.spec):
+            raise TypeError(f"spec is {self.spec!r}; give an annotated function, or an Operation")
+        return self.spec if isinstance(self.spec, Operation) else from_function(self.spec)
+
+    def bound(self) -> Subject:
+        """The kernel, bound to the operation by the backend that takes it.
+
+        ValueError or TypeError if what is given does not fit together, or no backend takes it.
+        """
+        return backend_of(self.kernel).bind(self)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a run is made: programs in another order, poison in lanes that a mask leaves undefined,
+    of all loads or those of one line, and what takes down all that happens."""
+
+    seed: int | None = None
+    poisoned: bool | Place = False
+    recorder: Recorder | None = None
+
+
+PLAIN = Way()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(ABC):
+    """A kernel bound to an operation: everything that a run needs besides a case.
+
+    name: what reports call it. description: what runs it, with its version. text: the function as
+    it was written; None if this launches kernels, and is none whose steps can be shown. on_gpu:
+    whether `start` can run it. slow: whether the exercise is tried with one kind of data only.
+    any_sizes: whether it is known how many programs there are at all sizes.
+    """
+
+    request: Request
+    name: str
+    description: str
+    text: Callable[..., None] | None = None
+    on_gpu: bool = False
+    slow: bool = False
+    any_sizes: bool = True
+
+    @property
+    def operation(self) -> Operation:
+        return self.request.operation
+
+    @abstractmethod
+    def cases(self) -> tuple[list[Case], list[str]]:
+        """What to try it on, and what to tell about the choice."""
+
+    @abstractmethod
+    def tensors(self, trial: Trial) -> list[CheckedTensor]:
+        """Fresh tensors, those that are passed to it."""
+
+    @abstractmethod
+    def run(self, trial: Trial, way: Way = PLAIN) -> Run:
+        """Run it once."""
+
+    @abstractmethod
+    def start(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
+        """Run it on a GPU on these torch tensors, by their names; returns the result's."""
+
+    def wide(self) -> list[Case]:
+        """Cases with several blocks along all dimensions, if its blocks are known."""
+        return []
+
+    def variants(self) -> list[tuple[str, Subject, Severity]]:
+        """The same with other block sizes, in words; and how bad it is if that goes wrong."""
+        return []
+
+    def grid_at(self, sizes: Sizes) -> Grid:
+        """The programs that there are at these sizes."""
+        return (1, 1, 1)
+
+    def refusals(self, case: Case) -> list[Finding]:
+        """What speaks against it besides a run of this case: that it does not compile, or that
+        autotuning spoils its tensors."""
+        return []
+
+
+class Backend(Protocol):
+    """What takes kernels of one kind.
+
+    needs_grid: whether somebody has to say how many programs there are.
+    """
+
+    needs_grid: ClassVar[bool]
+
+    @classmethod
+    def takes(cls, kernel: Any) -> bool:
+        """Whether this is a kernel of the kind. It must not need what the kind needs to run."""
+        ...
+
+    @classmethod
+    def bind(cls, request: Request) -> Subject:
+        """Bind a kernel that it takes. ValueError or TypeError if the request does not fit, and
+        what the lack of a package or a GPU raises."""
+        ...
+
+
+backends: Registry[type[Backend]] = Registry("backend", "lowbit_lab.backends.kinds")
+"""By the name of the kind."""
+
+
+def backend_of(kernel: Any) -> type[Backend]:
+    """What runs this kernel. TypeError if nothing does."""
+    for backend in backends:
+        if backend.takes(kernel):
+            return backend
+    raise TypeError(
+        f"cannot check {kernel!r}; give a function under triton.jit or numba.cuda.jit, a lowbit "
+        "kernel, or a function of tensors that launches kernels"
+    )

@@ -1,0 +1,179 @@
+"""lowbit's own kernels, run by their interpreter on memory that sees every access."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import lowbit
+from lowbit import isa as instruction_sets
+from lowbit.isa.instruction import Instruction
+from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.types import Pointer, s64
+from lowbit.isa.value import Register, Value
+from lowbit.jit import interpret
+from lowbit.jit.kernel import Kernel
+from lowbit_lab.backends.backend import backends
+from lowbit_lab.backends.kernel import KernelBackend
+from lowbit_lab.run.bind import Parameter, TensorArgument
+from lowbit_lab.run.memory import Lanes, Memory
+from lowbit_lab.run.registers import RegisterWatch
+from lowbit_lab.run.tensor import CheckedTensor
+from lowbit_lab.run.trace import Grid, Program
+
+
+@dataclass(frozen=True)
+class CpuKernel:
+    """A lowbit kernel for one instruction set, which the machine need not have, and with its
+    static arguments, or a function that makes them from the arguments of a run. An item of a
+    parallel region is what a program is elsewhere.
+
+    A pointer that is no tensor of the specification, scratch for example, is given as an array, a
+    function of the sizes that makes one, or None where the text does not use it. One that is an
+    input in another layout is given as a `Packed` of lab/run/bind.py.
+    """
+
+    kernel: Kernel
+    isa: str = "generic"
+    static: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(
+        default_factory=dict[str, Any]
+    )
+
+
+@backends.register("lowbit")
+@dataclass(frozen=True, kw_only=True)
+class CpuBackend(KernelBackend):
+    """Runs a CpuKernel, or a kernel alone as one."""
+
+    asked: CpuKernel
+
+    needs_grid = False
+
+    @classmethod
+    def takes(cls, kernel: Any) -> bool:
+        return isinstance(kernel, (Kernel, CpuKernel))
+
+    @classmethod
+    def of(cls, kernel: Any) -> Self:
+        asked = CpuKernel(kernel) if isinstance(kernel, Kernel) else kernel
+        room = Path(interpret.__file__).parent
+        return cls(
+            text=asked.kernel.text,
+            description=f"lowbit {lowbit.__version__} for {asked.isa}",
+            parameters=tuple(map(Parameter, asked.kernel.types)),
+            machinery=(str(room), str(room.parent / "isa"), contextlib.__file__),
+            asked=asked,
+        )
+
+    def run(
+        self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
+    ) -> None:
+        """Run the whole text once; it makes its programs itself."""
+        machine = _CheckedInterpreter(instruction_sets.named(self.asked.isa), memory)
+        values: list[Value] = []
+        for name, type_ in self.asked.kernel.types.items():
+            given = arguments[name]
+            if isinstance(given, TensorArgument):
+                assert isinstance(type_, Pointer)
+                region = _Region(memory.tensors[given.name], memory)
+                values.append(machine.pointing(region, type_.element))
+            elif isinstance(type_, Pointer):
+                array = np.zeros(0, type_.element.numpy) if given is None else given
+                values.append(machine.pointer(name, array, type_.element))
+            else:
+                values.append(machine.constant(given, type_))
+        static = self.asked.static
+        fixed = static(arguments) if callable(static) else static
+        memory.begin((0, 0))
+        with np.errstate(all="ignore"):
+            self.text(machine, *values, **fixed)
+
+
+class _CheckedInterpreter(interpret.Interpreter):
+    """An interpreter whose pointers lead to a Memory of the lab; regions and items are programs.
+
+    Where the memory has a recorder, it also gets to know registers and tiles.
+    """
+
+    def __init__(self, isa: InstructionSet, memory: Memory) -> None:
+        super().__init__(isa)
+        self._memory = memory
+        self._regions = 0
+        self._watch: RegisterWatch | None = None
+        if memory.recorder is not None:
+            self._watch = RegisterWatch(memory, memory.recorder, isa)
+
+    def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
+        if self._watch is None:
+            return super().execute(instruction, operands)
+        touched = {
+            number: state.payload
+            for number, state in self._tiles.items()
+            if any(operand is state for operand in operands)
+        }
+        with self._watch.instruction(instruction.name, touched):
+            return super().execute(instruction, operands)
+
+    def _register(self, initial: Value) -> Register:
+        return super()._register(initial) if self._watch is None else self._watch.variable(initial)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        with super().scope(), self._body():
+            yield
+
+    def range(
+        self, start: Value | int, stop: Value | int, step: Value | int = 1
+    ) -> Iterator[Value]:
+        for i in super().range(start, stop, step):
+            with self._body():
+                yield i
+
+    def when(self, condition: Value) -> Iterator[None]:
+        for _ in super().when(condition):
+            with self._body():
+                yield
+
+    def parallel(self, items: Value) -> Iterator[Value]:
+        self._regions += 1
+        region = self._regions
+        self._memory.barrier()
+        for item in range(int(items.payload)):
+            self._memory.begin((region, item))
+            with self._body():
+                yield Value(self, s64, item)
+        self._memory.barrier()
+        self._memory.begin((region, -1))
+
+    def _body(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._watch is None else self._watch.body()
+
+
+class _Region:
+    """What an address of the interpreter leads to: a tensor of the lab, which judges every access.
+
+    Bytes are loaded and stored as the tensor's elements, where they are whole ones.
+    """
+
+    def __init__(self, tensor: CheckedTensor, memory: Memory) -> None:
+        self._tensor, self._memory = tensor, memory
+
+    def load(self, offset: int, size: int) -> NDArray[np.uint8]:
+        lanes, dtype = self._lanes(offset, size)
+        return self._memory.load(lanes, np.zeros(lanes.offsets.shape, dtype)).view(np.uint8)
+
+    def store(self, offset: int, values: NDArray[np.uint8]) -> None:
+        lanes, dtype = self._lanes(offset, len(values))
+        self._memory.store(lanes, np.ascontiguousarray(values).view(dtype))
+
+    def _lanes(self, offset: int, size: int) -> tuple[Lanes, np.dtype[Any]]:
+        whole = offset % self._tensor.itemsize == 0 and size % self._tensor.itemsize == 0
+        dtype = self._tensor.dtype if whole else np.dtype(np.uint8)
+        offsets = offset + np.arange(0, size, dtype.itemsize, dtype=np.int64)
+        return Lanes(self._tensor, offsets), dtype

@@ -1,0 +1,215 @@
+"""Triton kernels, run by Triton's interpreter, and on a GPU by Triton itself."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from lowbit_lab.backends.ahead import compiled, complaint
+from lowbit_lab.backends.backend import Request, backends
+from lowbit_lab.backends.kernel import KernelBackend, KernelSubject
+from lowbit_lab.backends.unstated import completed
+from lowbit_lab.report import Finding
+from lowbit_lab.run.bind import Parameter, TensorArgument
+from lowbit_lab.run.memory import Memory
+from lowbit_lab.run.outcome import UnsupportedError, cause_of, last_line
+from lowbit_lab.run.trace import Grid, Program
+from lowbit_lab.run.triton import RUNNER, SPAN, START, interpreted, triton_modules
+from lowbit_lab.run.variables import Values, VariableWatch, plain
+
+
+@backends.register("Triton")
+@dataclass(frozen=True, kw_only=True)
+class TritonKernel(KernelBackend):
+    """A Triton kernel without its decorators.
+
+    `constants` are those of the first configuration of triton.autotune, `alternatives` those of the
+    others, `heuristics` the functions of triton.heuristics; `jitted` is what triton.jit made.
+    """
+
+    has_addresses = True
+
+    heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
+    jitted: Any
+
+    needs_grid: ClassVar[bool] = False  # `completed` finds it, or says why not
+
+    @classmethod
+    def takes(cls, kernel: Any) -> bool:
+        """Whether this is a function under triton.jit, perhaps autotuned."""
+        return type(kernel).__module__.startswith("triton.")
+
+    @classmethod
+    def of(cls, kernel: Any) -> Self:
+        """Unwrap what triton.jit, autotune and heuristics have wrapped."""
+        configurations, heuristics = list[dict[str, Any]](), dict[str, Any]()
+        jitted, undone = kernel, dict[str, bool]()
+        while not isinstance(kernel, types.FunctionType):
+            configurations += [config.kwargs for config in getattr(kernel, "configs", ())]
+            undone |= dict.fromkeys(getattr(kernel, "reset_to_zero", None) or (), False)
+            undone |= dict.fromkeys(getattr(kernel, "restore_value", None) or (), True)
+            if type(kernel).__name__ == "Heuristics":
+                heuristics |= kernel.values
+            jitted, kernel = kernel, kernel.fn
+        first, *others = configurations or [{}]
+        triton = triton_modules()[0]
+        return cls(
+            text=kernel,
+            description=f"Triton {triton.__version__}",
+            parameters=tuple(
+                Parameter(
+                    p.name,
+                    "constexpr" in str(p.annotation),
+                    None if p.default is inspect.Parameter.empty else p.default,
+                )
+                for p in inspect.signature(kernel).parameters.values()
+            ),
+            # The second is where the methods are that dataclasses make.
+            machinery=(str(Path(triton.__file__).parent), "<string>"),
+            constants=first,
+            alternatives=tuple(others),
+            undone=undone,
+            # Under TRITON_INTERPRET=1 it is made to be interpreted, on a GPU's tensors too.
+            on_gpu=type(jitted).__name__ != "InterpretedFunction",
+            heuristics=heuristics,
+            jitted=jitted,
+        )
+
+    def decided(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments after the heuristics."""
+        made = dict(arguments)
+        for name, choose in self.heuristics.items():
+            made[name] = choose(made)
+        return made
+
+    def run(
+        self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
+    ) -> None:
+        """UnsupportedError if the interpreter is at fault."""
+        constants, given = {p.name for p in self.parameters if p.constant}, self.decided(arguments)
+        tl, interpreter = triton_modules()[1:]
+        builder = interpreter.interpreter_builder
+        with interpreted(memory) as rewritten:
+            values = {
+                name: _of_language(value, tl)
+                if name in constants
+                else _converted(value, memory, interpreter, tl)
+                for name, value in given.items()
+            }
+            text = rewritten(self.text)
+            if memory.recorder is not None:
+                shown = partial(_shown, tl=tl)
+                memory.recorder.watch = VariableWatch(
+                    memory, memory.recorder, self.text.__code__, shown
+                )
+            builder.set_grid_dim(*grid)
+            for program in programs:
+                memory.begin(program)
+                builder.set_grid_idx(*program)
+                try:
+                    text(**values)
+                except Exception as error:
+                    _raise_unsupported(error, memory, interpreter)
+                    raise
+
+    @classmethod
+    def bind(cls, request: Request) -> KernelSubject:
+        kernel = cls.of(request.kernel)
+        own = {name: n for name, n in kernel.constants.items() if name not in request.given}
+        whole = replace(request, given={**own, **request.given})
+        known = completed(whole, kernel.text, kernel.parameters)
+        given = {name: n for name, n in known.given.items() if name not in own}
+        return super().bind(replace(known, given=given))
+
+    def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
+        self.jitted[grid](**self.decided(arguments))
+
+    def refused(self, arguments: Mapping[str, Any], dtypes: Mapping[str, str]) -> Finding | None:
+        """By Triton's compiler, for an H100."""
+        if not self.on_gpu:
+            return None
+        try:
+            compiled(self, arguments, dtypes, 90)
+        except (OSError, KeyError):  # no assembler, or no such type: nothing is known
+            return None
+        except Exception as error:  # compilers raise many kinds
+            said, place = complaint(error, Path(inspect.getfile(self.text)))
+            return Finding("not-compiled", said.strip(), place=place, device="Triton's compiler")
+        return None
+
+
+def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) -> None:
+    """UnsupportedError if the interpreter is at fault: it refuses, it has no such operation, the
+    function of the language is none that it replaces, or no line of the kernel takes part."""
+    error = cause_of(raised)
+    missing = isinstance(error, AttributeError) and error.obj is interpreter.interpreter_builder
+    unknown = isinstance(error, ValueError) and "`_semantic` argument" in str(error)
+    if isinstance(error, NotImplementedError) or missing or unknown:
+        why = "it is part of the language for a GPU only" if unknown else str(error)
+        made = UnsupportedError(f"{RUNNER} cannot run this line: {why}")
+        raise made.with_traceback(error.__traceback__)
+    if last_line(error, memory.machinery) is None:
+        version = triton_modules()[0].__version__
+        raise UnsupportedError(
+            f"Triton {version} is another one inside than the checker knows: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _of_language(value: Any, tl: Any) -> Any:
+    """A constant; of a function of the language what it is replaced by now."""
+    if not getattr(value, "__triton_builtin__", False):
+        return value
+    name = value.__name__
+    return getattr(tl, name, None) or getattr(tl.math, name, value)
+
+
+def _shown(value: Any, tl: Any) -> Values:
+    """A variable of a kernel: a number, or a block; not of pointers."""
+    if not isinstance(value, tl.tensor):
+        return plain(value)
+    dtype = value.dtype.scalar
+    if dtype.is_ptr():
+        return None
+    data = value.handle.data
+    data = data.reshape(()) if not value.shape else data
+    return data, "bfloat16" if dtype == tl.bfloat16 else str(data.dtype)
+
+
+_NAMES = {
+    "float8_e4m3fn": "float8e4nv",
+    "float8_e4m3fnuz": "float8e4b8",
+    "float8_e5m2": "float8e5",
+    "float8_e5m2fnuz": "float8e5b16",
+}
+"""Of dtypes, where Triton has its own."""
+
+
+def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
+    if isinstance(value, TensorArgument):
+        number = list(memory.tensors).index(value.name)
+        dtype = value.dtype or memory.tensors[value.name].type.dtype
+        pointer = tl.pointer_type(
+            tl.int1 if dtype == "bool" else getattr(tl, _NAMES.get(dtype, dtype))
+        )
+        address = np.array([number * SPAN + START + value.offset], np.uint64)
+        return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
+    if isinstance(value, tuple):
+        return tl.tuple([_converted(one, memory, interpreter, tl) for one in value])
+    if hasattr(value, "block_shape"):
+        # A descriptor made by the host (triton.tools.tensor_descriptor).
+        value = copy.copy(value)
+        value.base = _converted(value.base, memory, interpreter, tl)
+        return interpreter._implicit_cvt(value)
+    if isinstance(value, float):
+        handle = interpreter.TensorHandle(np.array([value], np.float32), tl.float32)
+        return tl.tensor(handle, tl.float32)
+    return interpreter._implicit_cvt(value)

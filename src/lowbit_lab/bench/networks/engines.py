@@ -1,0 +1,252 @@
+"""The engines that networks are measured with; importing this needs none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lowbit.graph import Session, load
+from lowbit.models.model import Array, Arrays, models
+from lowbit_lab.bench.core.stamps import outside_kernels
+from lowbit_lab.bench.networks.engine import (
+    CALIBRATION,
+    DYNAMIC,
+    DYNAMIC_ONNX,
+    FLOAT,
+    FLOAT_ONNX,
+    INPUTS,
+    STATIC,
+    STATIC_ONNX,
+    Engine,
+    Opened,
+    Work,
+    engines,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class OnnxRuntime(Engine):
+    """Its CPU provider."""
+
+    needs = ("onnxruntime", "onnx")
+    package = ("ONNX Runtime", "onnxruntime")
+
+    def __init__(self, name: str, file: str, config: str = "") -> None:
+        self.name, self.files, self.config = name, (file,), config
+
+    def open(self, work: Work) -> Opened:
+        import onnxruntime  # pyright: ignore[reportMissingImports]
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = work.threads
+        options.log_severity_level = 3
+        path = str(work.file(self.files[0]))
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        names = [one.name for one in session.get_inputs()]
+
+        def call(*arrays: Array) -> Array:
+            return np.asarray(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+
+        return Opened(call)
+
+
+engines.add("ONNX Runtime fp32", OnnxRuntime("ONNX Runtime fp32", FLOAT_ONNX))
+engines.add("ONNX Runtime int8", OnnxRuntime("ONNX Runtime int8", STATIC_ONNX, "static"))
+engines.add("ONNX Runtime dynamic", OnnxRuntime("ONNX Runtime dynamic", DYNAMIC_ONNX, "dynamic"))
+
+
+class OpenVino(Engine):
+    """precision: what floats are computed in; "" leaves that to OpenVINO."""
+
+    needs = ("openvino", "onnx")
+    package = ("OpenVINO", "openvino")
+
+    def __init__(self, name: str, file: str, precision: str, config: str = "") -> None:
+        self.name, self.files, self.config = name, (file,), config
+        self.precision = precision
+
+    def open(self, work: Work) -> Opened:
+        import openvino  # pyright: ignore[reportMissingImports]
+
+        core = openvino.Core()
+        model = core.read_model(work.file(self.files[0]))
+        shapes = [[work.batch, *one.shape[1:]] for one in work.arrays(INPUTS)]
+        model.reshape(dict(zip(model.inputs, shapes, strict=True)))
+        options: dict[str, Any] = {
+            "INFERENCE_NUM_THREADS": work.threads,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        if self.precision:
+            options["INFERENCE_PRECISION_HINT"] = self.precision
+        compiled = core.compile_model(model, "CPU", options)
+        used = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+
+        def call(*arrays: Array) -> Array:
+            return compiled(list(arrays))[0]
+
+        return Opened(call, f"floats in {used}")
+
+
+engines.add("OpenVINO fp32", OpenVino("OpenVINO fp32", FLOAT_ONNX, "f32"))
+engines.add("OpenVINO bf16", OpenVino("OpenVINO bf16", FLOAT_ONNX, "bf16"))
+engines.add("OpenVINO int8", OpenVino("OpenVINO int8", STATIC_ONNX, "", "static"))
+
+
+# lowbit's own sessions, without PyTorch.
+
+_PROCESSES = 5
+_SECONDS = 60.0
+# From the start of Python's own work to the first result: NumPy, lowbit, file, plan, call.
+_FIRST = """
+import time
+begin = time.perf_counter()
+import json, sys
+import numpy as np
+from lowbit.graph import Session, load
+path, threads, inputs = json.loads(sys.argv[1])
+Session(load(path), threads=threads)(*(np.zeros(shape, dtype) for shape, dtype in inputs))
+print(time.perf_counter() - begin)
+"""
+
+
+class Lowbit(Engine):
+    """A network in a file, loaded and run."""
+
+    ours = True
+
+    def __init__(self, name: str, file: str, config: str = "") -> None:
+        self.name, self.files, self.config = name, (file,), config
+
+    def open(self, work: Work) -> Opened:
+        path = work.file(self.files[0])
+        session = Session(load(path), threads=work.threads)
+        arrays = tuple(one[: work.batch] for one in work.arrays(INPUTS))
+        session(*arrays)
+        plan = session.plan(dict(zip(session.graph.inputs, arrays, strict=True)))
+
+        def measure() -> Mapping[str, Any]:
+            return {
+                "file_bytes": path.stat().st_size,
+                "arena_bytes": plan.peak_bytes,
+                "outside_kernels": outside_kernels(lambda: session(*arrays)),
+                "first_result_seconds": first_result(str(path), work.threads, arrays),
+            }
+
+        return Opened(session, measure=measure)
+
+
+def first_result(path: str, threads: int, arrays: Arrays) -> float:
+    """Seconds from the start of a new Python process's work to its first result: the median of some
+    processes, which find compiled kernels in the cache, and modules compiled as pip installs them,
+    whatever the environment says of that."""
+    inputs = [(one.shape, one.dtype.name) for one in arrays]
+    command = [sys.executable, "-c", _FIRST, json.dumps([path, threads, inputs])]
+    taken = []
+    with tempfile.TemporaryDirectory() as bytecode:
+        where = {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
+        for _ in range(_PROCESSES + 1):
+            done = subprocess.run(
+                command, env=os.environ | where, capture_output=True, text=True, check=True,
+                timeout=_SECONDS,
+            )  # fmt: skip
+            taken.append(float(done.stdout))
+    return float(np.median(taken[1:]))
+
+
+engines.add("lowbit int8", Lowbit("lowbit int8", STATIC, "static"))
+engines.add("lowbit int8 dynamic", Lowbit("lowbit int8 dynamic", DYNAMIC, "dynamic"))
+engines.add("lowbit fp32", Lowbit("lowbit fp32", FLOAT))
+
+
+class PyTorch(Engine):
+    """A model as it is built, run eagerly."""
+
+    needs = ("torch",)
+    package = ("torch", "torch")
+
+    def __init__(self, name: str, change: Change, config: str = "", always: bool = False) -> None:
+        self.name, self.change, self.config, self.always = name, change, config, always
+
+    def open(self, work: Work) -> Opened:
+        import torch
+
+        torch.set_num_threads(work.threads)
+        built = models.get(work.model).build(work.weights, for_speed=True)
+        if not isinstance(built, torch.nn.Module):
+            raise ValueError(f"{work.model} comes as an ONNX file")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its quantization is deprecated, and says so often
+            network = self.change(built, work)
+
+        def call(*arrays: Array) -> Array:
+            with torch.inference_mode():
+                return network(*map(torch.from_numpy, arrays)).float().numpy()
+
+        return Opened(call)
+
+
+Change = Callable[["nn.Module", Work], Callable[..., Any]]
+
+
+def _float32(network: nn.Module, work: Work) -> Callable[..., Any]:
+    return network
+
+
+def _bfloat16(network: nn.Module, work: Work) -> Callable[..., Any]:
+    import torch
+
+    network = network.to(torch.bfloat16)
+
+    def call(*tensors: Any) -> Any:
+        floats = (one.bfloat16() if one.is_floating_point() else one for one in tensors)
+        return network(*floats)
+
+    return call
+
+
+def _x86(network: nn.Module, work: Work) -> Callable[..., Any]:
+    """Static, by the engine x86."""
+    import torch
+    from torch.ao.quantization import get_default_qconfig_mapping
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    torch.backends.quantized.engine = "x86"
+    tensors = tuple(torch.from_numpy(one) for one in work.arrays(CALIBRATION))
+    prepared = prepare_fx(network, get_default_qconfig_mapping("x86"), tensors)
+    with torch.inference_mode():
+        for index in range(len(tensors[0])):
+            prepared(*(one[index : index + 1] for one in tensors))
+    return convert_fx(prepared)
+
+
+def _dynamic(engine: str) -> Change:
+    def change(network: nn.Module, work: Work) -> Callable[..., Any]:
+        import torch
+        from torch.ao.quantization import quantize_dynamic
+        from torch.ao.quantization.qconfig import per_channel_dynamic_qconfig
+
+        torch.backends.quantized.engine = engine
+        scheme = {torch.nn.Linear: per_channel_dynamic_qconfig}
+        return quantize_dynamic(network, scheme, dtype=torch.qint8)
+
+    return change
+
+
+for _one in (
+    PyTorch("torch fp32", _float32, always=True),
+    PyTorch("torch bf16", _bfloat16),
+    PyTorch("torch int8 x86", _x86, "static"),
+    PyTorch("torch dynamic onednn", _dynamic("onednn"), "dynamic"),
+    PyTorch("torch dynamic fbgemm", _dynamic("fbgemm"), "dynamic"),
+):
+    engines.add(_one.name, _one)

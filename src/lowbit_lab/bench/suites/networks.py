@@ -1,0 +1,294 @@
+"""Whole networks, as lowbit and the engines that people use run them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from rich.console import RenderableType
+
+from lowbit.models.model import classified, models
+from lowbit.models.quantize import CONFIGS, check_config
+from lowbit.registry.extras import require
+from lowbit.registry.locks import cached_property
+from lowbit_lab.bench.core import table
+from lowbit_lab.bench.core.case import OURS, PEER, Case, Implementation, Problem, Ready
+from lowbit_lab.bench.core.clock import Limits, RemoteCall
+from lowbit_lab.bench.core.cpu import Processes
+from lowbit_lab.bench.core.record import Record, Row
+from lowbit_lab.bench.core.remote import Remote, RemoteError, run_remote
+from lowbit_lab.bench.core.suite import Suite, best_of, named, numbers, option, suite
+from lowbit_lab.bench.core.table import Column
+from lowbit_lab.bench.networks import serve
+from lowbit_lab.bench.networks.engine import REFERENCE, Engine, Work, engines
+from lowbit_lab.bench.networks.prepare import Facts, Task, prepare_quietly
+
+_SAMPLES = 16  # by which outputs are judged
+_DEFAULT = ("resnet34", "vit_b_16")
+_FLOAT = "torch fp32"
+_PREPARE_SECONDS, _OPEN_SECONDS, _ANSWER_SECONDS = 400.0, 150.0, 60.0
+_MOSTLY_LINEAR = 0.5
+
+
+class Engines(Processes):
+    """The clock: calls are timed in processes of their own, one for each engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, str] = {}
+        self.details: dict[str, str] = {}
+
+    def start(self, several: Sequence[Engine], work: Work) -> None:
+        """A process for each engine, in place of all before; returns when none has more to do."""
+        self.tidy()
+        for one in several:
+            process = Remote(serve.serve, one.name, work, OMP_NUM_THREADS=str(work.threads))
+            self.running[one.name] = process
+        for name, process in list(self.running.items()):
+            try:
+                self.details[name] = process.answer(_OPEN_SECONDS)
+            except RemoteError as error:
+                self.refused[name] = str(error)
+                self.running.pop(name).close()
+
+    def tidy(self) -> None:
+        super().tidy()
+        self.refused = {}
+
+
+@dataclass(eq=False)
+class Network(Problem):
+    """A prepared network. configs: the ways to quantize it that are timed. works: the engines that
+    take part; what is running is for so many `threads`."""
+
+    case: Case
+    folder: Path
+    facts: Facts
+    weights: str | None
+    clock: Engines
+    configs: tuple[str, ...]
+    several: list[Engine] = field(default_factory=list)
+    threads: int = 0
+
+    @cached_property
+    def ideal(self) -> Any:
+        return np.load(self.folder / REFERENCE)
+
+    @cached_property
+    def operations(self) -> int:
+        return 2 * self.facts.multiply_adds * self.case.sizes["batch"]
+
+    @cached_property
+    def bytes(self) -> int:
+        return self.facts.float_bytes
+
+    def process(self, name: str, threads: int) -> Remote:
+        """An engine's; the first that is asked for starts all. RuntimeError: it cannot run."""
+        if threads != self.threads:
+            batch = self.case.sizes["batch"]
+            work = Work(self.case.work, self.weights, str(self.folder), batch, threads)
+            self.clock.start(self.several, work)
+            self.threads = threads
+        if name in self.clock.refused:
+            raise RuntimeError(self.clock.refused[name])
+        return self.clock.running[name]
+
+
+class Timed(Implementation):
+    """An engine, asked in its process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.name = engine, engine.name
+        self.kind = OURS if engine.ours else PEER
+        self.always, self.package, self.pool = engine.always, engine.package, engine.name
+
+    def available(self, case: Any) -> str | None:
+        return self.engine.unavailable()
+
+    def prepare(self, problem: Network, threads: int) -> Ready:
+        for name in self.engine.files:
+            if name in problem.facts.missing:
+                raise RuntimeError(problem.facts.missing[name])
+        process = problem.process(self.name, threads)
+        self.remark = problem.clock.details[self.name]
+        made = process.ask(serve.OUTPUTS, _ANSWER_SECONDS)
+        extra = process.ask(serve.MEASURE, _ANSWER_SECONDS)
+        if made.shape == problem.ideal.shape:
+            extra |= _agreement(made, problem.ideal)
+        call = RemoteCall(lambda: process.ask(serve.SECONDS, _ANSWER_SECONDS))
+        return Ready(call, read=lambda _: made, extra=extra)
+
+
+def _agreement(made: Any, ideal: Any) -> dict[str, float]:
+    """How near outputs are to those of the float network, and how often the largest is the same."""
+    count = len(ideal)
+    found = classified(made.reshape(count, -1), None, ideal.reshape(count, -1))
+    return {name: one.value for name, one in found.items()}
+
+
+@suite
+@dataclass(frozen=True)
+class Networks(Suite):
+    """Time whole networks in lowbit, PyTorch, ONNX Runtime and OpenVINO: floats and 8 bits.
+
+    A network is quantized once by each library's tools, with the same few samples. Then every
+    engine runs in a process of its own; they take turns in random order. Outputs are compared with
+    PyTorch's in float32. Weights are random without --weights, where no package brings any.
+    """
+
+    model: tuple[str, ...] = option(
+        (), "Networks, by name.", shown=" ".join(_DEFAULT), argument=True
+    )
+    batch: str = option("1", "Samples together, or several numbers: 1,16.")
+    config: tuple[str, ...] = option(
+        (),
+        "How to quantize: static or dynamic; may be repeated.",
+        shown="static; both where linear layers do most",
+    )
+    engines: str = option("", "Parts of names of engines: lowbit,openvino.", shown="all")
+    seconds: float = option(30.0, "To time each network for, with all its batches.")
+    weights: str | None = option(None, "A checkpoint of the network.", shown="none")
+
+    name: ClassVar[str] = "networks"
+    example: ClassVar[str] = "resnet34 vit_b_16 --batch 1,16 --threads 1 --json networks.json"
+    distribution: ClassVar[str] = "the model's examples; images N(0, 1)"
+    ceiling: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name in self.model:
+            models.get(name)
+        for name in self.config:
+            check_config(name)
+        if not self.seconds > 0:
+            raise ValueError(f"seconds is {self.seconds}; it must be above 0")
+        if self.weights and len(self.model) != 1:
+            raise ValueError("weights are for one model; name it")
+        if self.weights and not os.path.isfile(self.weights):
+            raise FileNotFoundError(f"there is no file {self.weights!r}")
+        _ = self._engines, self.batches
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The numbers of samples together, each once. ValueError: they are none."""
+        return numbers("batch", self.batch)
+
+    @property
+    def limits(self) -> Limits:
+        seconds = self.seconds / len(self.batches)
+        return Limits(seconds=seconds, least_rounds=3, whole=True)
+
+    @cached_property
+    def _clock(self) -> Engines:
+        return Engines()
+
+    @cached_property
+    def _prepared(self) -> dict[str, tuple[tempfile.TemporaryDirectory[str], Facts]]:
+        """By model. Folders are gone when nothing holds them any more."""
+        return {}
+
+    def clock(self) -> Engines:
+        require("lowbit bench networks", "torch", "torch")
+        return self._clock
+
+    def settings(self) -> dict[str, Any]:
+        facts = {name: asdict(found) for name, (_, found) in self._prepared.items()}
+        return {"networks": facts, "weights": self.weights, "seconds": self.seconds}
+
+    def cases(self, seed: int = 0) -> Sequence[Case]:
+        return [
+            Case("network", f"{name} batch {batch}", work=name, sizes={"batch": batch})
+            for name in self.model or _DEFAULT
+            for batch in self.batches
+        ]
+
+    def make(self, case: Case, seed: int) -> Network:
+        if case.work not in self._prepared:
+            if reason := models.get(case.work).absent():
+                raise RuntimeError(reason)
+            self._prepared[case.work] = self._prepare(case.work)
+        folder, facts = self._prepared[case.work]
+        both = facts.linear_share >= _MOSTLY_LINEAR
+        configs = self.config or (CONFIGS if both else CONFIGS[:1])
+        return Network(case, Path(folder.name), facts, self.weights, self._clock, tuple(configs))
+
+    def _prepare(self, name: str) -> tuple[tempfile.TemporaryDirectory[str], Facts]:
+        folder = tempfile.TemporaryDirectory(prefix="lowbit-networks-")
+        files = {file for one in self._engines if not one.unavailable() for file in one.files}
+        samples = max(_SAMPLES, *self.batches)
+        task = Task(name, self.weights, folder.name, samples, tuple(sorted(files)))
+        return folder, run_remote(prepare_quietly, task, seconds=_PREPARE_SECONDS)
+
+    @cached_property
+    def _engines(self) -> list[Engine]:
+        """Those that are asked for. ValueError if a part is in no name."""
+        return [engines.get(name) for name in named("engine", self.engines, engines.names())]
+
+    def implementations(self) -> Sequence[Implementation]:
+        several = sorted(self._engines, key=lambda one: not one.ours)
+        return [Timed(one) for one in several]
+
+    def taking_part(
+        self, problem: Network, chosen: Sequence[Implementation]
+    ) -> list[Implementation]:
+        taking = [
+            one
+            for one in chosen
+            if isinstance(one, Timed) and one.engine.config in ("", *problem.configs)
+        ]
+        missing = problem.facts.missing
+        problem.several = [o.engine for o in taking if not missing.keys() & set(o.engine.files)]
+        return list(taking)
+
+    def references(self, several: Sequence[Implementation]) -> list[str]:
+        """lowbit's quantized network, and the float one of PyTorch."""
+        ours = [one.name for one in several if isinstance(one, Timed) and one.engine.config]
+        ours = [name for name in ours if name.startswith("lowbit")]
+        floats = [one.name for one in several if one.name == _FLOAT]
+        return [*ours[:1], *floats]
+
+    def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
+        return best_of(rows)
+
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        return (
+            table.IMPLEMENTATION,
+            table.TIME,
+            table.SPREAD,
+            table.GOPS,
+            Column("× torch fp32", _speedup),
+            Column("SQNR", lambda row: _figure(row, "sqnr_db", "{:.1f} dB")),
+            Column("same top-1", lambda row: _figure(row, "agreement", "{:.0%}")),
+            Column("outside kernels", lambda row: _figure(row, "outside_kernels", "{:.1%}")),
+            Column("first result", _first),
+            Column("arena", lambda row: _size(row, "arena_bytes")),
+            Column("file", lambda row: _size(row, "file_bytes")),
+        )
+
+    def render(self, record: Record) -> RenderableType:
+        shown = table.tables(record.rows, self.columns(record.rows))
+        return table.page(record, "", *shown, *table.best_lines(record))
+
+
+def _speedup(row: Row) -> str:
+    ratio = row.ratios.get(_FLOAT)
+    return (
+        "1" if row.implementation == _FLOAT else "" if ratio is None else f"{1 / ratio.median:.2f}"
+    )
+
+
+def _figure(row: Row, name: str, form: str) -> str:
+    return form.format(row.extra[name]) if name in row.extra else ""
+
+
+def _first(row: Row) -> str:
+    seconds = row.extra.get("first_result_seconds")
+    return "" if seconds is None else table.format_seconds(seconds)
+
+
+def _size(row: Row, name: str) -> str:
+    return f"{row.extra[name] / 1e6:.1f} MB" if name in row.extra else ""

@@ -1,0 +1,143 @@
+"""What kernels that become PTX have in common: how they are launched, interpreted and checked."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lowbit.spec import Array
+from lowbit_lab.compare.kind import Built, Kind
+from lowbit_lab.compare.problem import Baseline, Checked, Problem, Variant
+from lowbit_lab.compare.ptx.block import NotInterpretedError
+from lowbit_lab.compare.ptx.execute import Dims, Launch, blocks_of
+from lowbit_lab.compare.ptx.memory import Memory, OutsideError, packed_parameters
+from lowbit_lab.compare.ptx.parse import Ptx, parse
+from lowbit_lab.compare.toolchain import assemble
+
+# Launching machine code on a GPU through its driver, in the context that PyTorch made.
+
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PLAIN_SHARED = 48 * 1024
+
+
+class Function:
+    """A kernel that is loaded. RuntimeError, with the driver's words, if it cannot be."""
+
+    def __init__(self, built: Built, name: str) -> None:
+        import torch
+
+        torch.cuda.current_stream()  # there is a context now
+        major, minor = torch.cuda.get_device_capability()
+        assert built.ptx is not None
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        cubin = assemble(built.ptx, 10 * major + minor, built.file, built.most_registers).cubin
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(self._module), cubin)
+        self._call("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
+
+    def launch(self, grid: Dims, block: Dims, shared: int, parameters: Sequence[bytes]) -> None:
+        """Start it on PyTorch's current stream. parameters: the bytes of each."""
+        import torch
+
+        if shared > _PLAIN_SHARED:
+            self._call("cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, shared)
+        held = [ctypes.create_string_buffer(one, len(one)) for one in parameters]
+        pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(one) for one in held))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self._call("cuLaunchKernel", self._function, *grid, *block, shared, stream, pointers, None)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        failed = getattr(self._driver, name)(*arguments)
+        if failed:
+            said = ctypes.c_char_p()
+            self._driver.cuGetErrorString(failed, ctypes.byref(said))
+            raise RuntimeError(f"{name}: {(said.value or b'unknown').decode()} ({failed})")
+
+
+_HOW = "its PTX, interpreted"
+
+
+def grid_of(variant: Variant, problem: Problem) -> Dims:
+    """The blocks at these sizes. ValueError if the grid is none."""
+    # A constant that is named as a size is that size in another type.
+    known = {**variant.constants, **problem.sizes}
+    wanted = variant.grid(known) if callable(variant.grid) else variant.grid
+    dims: list[Any] = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
+    if not 1 <= len(dims) <= 3 or any(not isinstance(n, (int, np.integer)) or n < 1 for n in dims):
+        raise ValueError(f"the grid of {variant.name} is {wanted!r}; give one to three numbers")
+    return blocks_of(dims)
+
+
+def arguments(
+    variant: Variant, names: Sequence[str], problem: Problem, arrays: Mapping[str, Any]
+) -> list[Any]:
+    """What is passed for each parameter."""
+    given = problem.arguments(names, arrays, variant.constants).values()
+    return [one.reshape(-1) if variant.flat and getattr(one, "shape", ()) else one for one in given]
+
+
+class PtxKind(Kind):
+    """A kernel of which the block is given, and whose PTX has flat parameters."""
+
+    needs_grid = needs_block = on_gpu = True
+
+    @abstractmethod
+    def parameters(self, kernel: Any) -> Sequence[str]:
+        """The names of its parameters."""
+
+    @abstractmethod
+    def flat(self, value: Any, address: Callable[[Any], int]) -> list[Any]:
+        """An argument as the parameters of the PTX that it becomes."""
+
+    def parsed(self, built: Built) -> Ptx:
+        """The PTX with lines of the kernel's own file. ValueError if there is none."""
+        if built.ptx is None:
+            raise ValueError("; ".join(built.missing) or "there is no PTX")
+        return parse(built.ptx, built.file, built.entry)
+
+    def launch(
+        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Array]
+    ) -> Launch:
+        """The kernel on these arrays, to be interpreted."""
+        memory, ptx = Memory(), self.parsed(built)
+        places = {one.ctypes.data: memory.place(name, one) for name, one in arrays.items()}
+        given = arguments(variant, self.parameters(variant.kernel), problem, arrays)
+        values = [v for one in given for v in self.flat(one, lambda a: places[a.ctypes.data])]
+        kinds = {one.name: (one.letter, one.bits) for one in ptx.parameters}
+        if len(kinds) != len(values):
+            raise NotInterpretedError(
+                f"{len(kinds)} parameters in the PTX, {len(values)} arguments"
+            )
+        parameters = packed_parameters(kinds, values)
+        block = blocks_of(variant.block or (1,))
+        return Launch(ptx, memory, parameters, grid_of(variant, problem), block, variant.shared)
+
+    def check(
+        self, variant: Variant, built: Built, problem: Problem, first: Baseline | None
+    ) -> tuple[Checked, Array | None]:
+        arrays = problem.arrays()
+        try:
+            self.launch(variant, built, problem, arrays).run()
+        except OutsideError as error:
+            return Checked(False, None, _HOW, f"out of bounds: {error}"), None
+        except (NotInterpretedError, ValueError) as error:
+            return Checked(None, None, _HOW, str(error)), None
+        result = arrays[problem.result]
+        return problem.judge(result, first, _HOW), result
+
+    def call(
+        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
+    ) -> Callable[[], object]:
+        ptx = self.parsed(built)
+        given = arguments(variant, self.parameters(variant.kernel), problem, arrays)
+        values = [v for one in given for v in self.flat(one, lambda a: a.data_ptr())]
+        kinds = {one.name: (one.letter, one.bits) for one in ptx.parameters}
+        parameters = [*packed_parameters(kinds, values).values()]
+        function = Function(built, ptx.name)
+        block = blocks_of(variant.block or (1,))
+        grid = grid_of(variant, problem)
+        return lambda: function.launch(grid, block, variant.shared, parameters)

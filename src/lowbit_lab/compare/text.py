@@ -1,0 +1,126 @@
+"""A comparison as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lowbit.report.text import format_seconds, new_table, three_digits
+from lowbit_lab.compare.code import KINDS
+from lowbit_lab.compare.explain import Change, Explained
+from lowbit_lab.compare.ptx.execute import AccessCost
+from lowbit_lab.compare.run import Result
+
+
+def render(result: Result, notes: bool = False) -> RenderableType:
+    """The table of all variants, each variant's types and faults, and what changed between
+    neighbours. notes: also what costs little."""
+    sizes = ", ".join(f"{name}={size}" for name, size in result.sizes.items())
+    where = f"timed on {result.device}" if result.device else "no GPU here"
+    small = ", ".join(f"{name}={size}" for name, size in result.small.items())
+    sizes += f"; checked at {small}" if small != sizes else ""
+    head = f"{result.file}: {sizes}; compiled for sm_{result.sm}; {where}"
+    parts: list[RenderableType] = [Text(head, "bold"), Text(""), _table(result)]
+    parts += [Text(f"note: {note}", "dim") for note in result.notes]
+    for each in result.variants:
+        parts += ["", _variant(each, notes)]
+    for each in result.changes:
+        parts += ["", _change(each)]
+    return Group(*parts)
+
+
+_HEADINGS = {
+    "arithmetic": "arith", "address": "addr", "conversion": "conv", "memory": "mem",
+    "control": "loop", "other": "other",
+}  # fmt: skip
+
+
+def _table(result: Result) -> Table:
+    """A row a variant; numbers of instructions are per iteration of the inner loop."""
+    headings = ["right", "time", "× first", "regs", "spill", "warps", "unroll", "instr"]
+    headings += [*(_HEADINGS[kind] for kind in KINDS), "uniform", "per arith", "bytes"]
+    title = "Instructions and bytes per iteration of the inner loop, as the text writes it"
+    table = new_table(title, [("variant", False), *((name, True) for name in headings)])
+    table.columns[0].no_wrap = True
+    first = next((each.seconds for each in result.variants if each.seconds), None)
+    for each in result.variants:
+        loop, machine, held = each.loop, each.machine, each.occupancy
+        table.add_row(
+            each.name,
+            {True: "yes", False: "NO", None: "?"}[each.checked.ok],
+            format_seconds(each.seconds[1]) if each.seconds else "",
+            three_digits(each.seconds[1] / first[1]) if each.seconds and first else "",
+            str(machine.registers) if machine else "",
+            str(machine.spill_stores + machine.spill_loads) if machine else "",
+            f"{held.warps}/{held.most}" if held else "",
+            f"{loop.unrolled:.3g}" if loop else "",
+            three_digits(loop.per_iteration) if loop else "",
+            *(_count(loop.mix[kind]) if loop else "" for kind in KINDS),
+            _count(loop.uniform) if loop else "",
+            three_digits(loop.per_arithmetic) if loop and loop.per_arithmetic else "",
+            "" if each.moved is None else three_digits(each.moved),
+        )
+    return table
+
+
+def _count(number: float) -> str:
+    return three_digits(number) if number else "0"
+
+
+def _variant(variant: Explained, notes: bool) -> Text:
+    text = Text(f"{variant.name} ({variant.kind}", "bold")
+    text.append(f", {variant.built.made_by})" if variant.built.made_by else ")")
+    lines = [f"check: {variant.checked}"]
+    if variant.types:
+        lines.append("types: " + ", ".join(f"{t.name} {t.type}" for t in variant.types))
+    for access in variant.accesses:
+        lines.append(f"line {access.line}: {_access(access)}")
+    text.append("".join(f"\n  {line}" for line in lines), "not bold")
+    for fault in variant.faults:
+        if fault.severity == "note" and not notes:
+            continue
+        style = "red" if fault.severity == "fault" else "yellow"
+        place = f"line {fault.line}: " if fault.line else ""
+        text.append(f"\n  {fault.severity}: {place}{fault.title}: {fault.message}", style)
+        if source := variant.text_of(fault.line):
+            text.append(f"\n      {source}", "dim")
+    hidden = sum(f.severity == "note" for f in variant.faults) if not notes else 0
+    if hidden:
+        text.append(f"\n  {hidden} more notes: --notes", "dim")
+    for note in variant.notes:
+        text.append("\n  note: " + note.replace("\n", "\n    "), "dim")
+    return text
+
+
+def _access(cost: AccessCost) -> str:
+    what = f"{'store to' if cost.stores else 'load from'} {cost.space} memory"
+    what += f", {cost.nbytes} bytes a thread"
+    if cost.space == "shared":
+        return f"{what}: the busiest bank is asked {cost.conflict:.3g} times"
+    return f"{what}: {cost.sectors:.3g} sectors a warp, {cost.least:.3g} would do"
+
+
+def _change(change: Change) -> Text:
+    text = Text(f"{change.before} → {change.after}", "bold")
+    for line in _changes(change):
+        style = {"-": "red", "+": "green"}.get(line[:1], "")
+        text.append(f"\n  {line}", style or "not bold")
+    return text
+
+
+def _changes(change: Change) -> Iterator[str]:
+    yield from change.text
+    if change.types:
+        yield "types: " + "; ".join(change.types)
+    if change.registers:
+        yield f"registers: {change.registers[0]} → {change.registers[1]}"
+    if change.loop:
+        said = (f"{kind} {_count(a)} → {_count(b)}" for kind, (a, b) in change.loop.items())
+        yield "per iteration: " + ", ".join(said)
+    if change.faults:
+        yield "faults: " + ", ".join(change.faults)
+    if change.time:
+        yield f"time: × {three_digits(change.time)}"

@@ -1,0 +1,278 @@
+"""The course of the demo: load, quantize, embed, time, save, print."""
+
+from __future__ import annotations
+
+import copy
+import math
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lowbit import __version__, graph, isa
+from lowbit.models.data import manual_sentences
+from lowbit.models.networks import BATCH, Batch, load_encoder, tokenize
+from lowbit.product.dispatch import active_kernel
+from lowbit.registry.locks import cached_property
+from lowbit.torch import (
+    CompiledModule,
+    Int4DynamicConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicConfig,
+    QuantizeConfig,
+    compile,
+    quantize_,
+    save,
+)
+from lowbit_lab.bench.core.case import Call
+from lowbit_lab.bench.core.clock import Limits, RemoteCall, interleave
+from lowbit_lab.bench.core.progress import Progress, progress
+from lowbit_lab.bench.core.remote import Remote, RemoteError
+from lowbit_lab.demo import worker
+from lowbit_lab.demo.answer import Answer, answer
+from lowbit_lab.demo.measure import Latency, latency, quality
+from lowbit_lab.demo.result import DemoResult, Implementation
+from lowbit_lab.demo.rivals import rivals
+
+_TIMED_SENTENCES = 16  # different ones that the runs at one sentence go through
+# Timing stops early after these seconds, if there are enough runs.
+_SECONDS = 15.0
+_FEWEST_RUNS = {1: 20, BATCH: 6}
+_PREPARE_SECONDS, _ANSWER_SECONDS = 240.0, 60.0  # that a rival may take
+_TRIALS = {1: 5, BATCH: 2}  # runs by which the fastest of a family is chosen
+
+FP32 = "fp32"
+GROUP = 32  # the model's rows are short, 384 and 1536; the default of 128 costs it accuracy
+CONFIGS: dict[str, QuantizeConfig] = {
+    # Linear layers only, as the others quantize.
+    "lowbit int8": Int8DynamicConfig(embeddings=None),
+    "lowbit W4A8": Int4DynamicConfig(GROUP, embeddings=None),
+    "lowbit W4A32": Int4WeightOnlyConfig(GROUP, embeddings=None),
+}
+LAYERS_OF = "lowbit int8"  # shown besides with its layers called by PyTorch
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """Whatever embeds sentences. call: makes a call for a batch, by its size and index. vectors:
+    of all sentences, [sentences, width]."""
+
+    detail: str
+    bytes_on_disk: int
+    call: Callable[[int, int], Call]
+    vectors: Tensor
+
+
+def compare(
+    sentences: int, repeats: int, threads: int | None, peers: bool, seed: int
+) -> DemoResult:
+    """See `lowbit_lab.demo.run`."""
+    with ExitStack() as stack:
+        on_progress = stack.enter_context(progress())
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads or torch.get_num_threads())
+        stack.enter_context(torch.inference_mode())
+        one = Comparison(sentences, on_progress)
+        processes = one.start(peers, stack)
+        runners = one.own() | one.fastest(one.rivals(processes))
+        one.notes.append(
+            "lowbit: quantize_, then compile, so that a call is one for the whole network; "
+            f"{LAYERS_OF} layers: quantize_ alone"
+        )
+        one.notes.append(f"W4: 4-bit weights, a scale and a zero point for {GROUP} of a row")
+        timed, answered = one.time(runners, repeats, seed), one.answer()
+        return replace(one.result(runners, timed, seed), answer=answered)
+
+
+class Comparison:
+    """The sentences of one run, and the notes that its result will have."""
+
+    def __init__(self, sentences: int, on_progress: Progress = lambda what, share: None) -> None:
+        self.sentences = sentences
+        self.on_progress = on_progress
+        self.notes: list[str] = []
+
+    @cached_property
+    def batches(self) -> dict[int, list[Batch]]:
+        """By how many sentences each holds."""
+        self.on_progress("Loading the encoder", 0)
+        texts = manual_sentences(self.sentences)
+        return {size: tokenize(texts, size) for size in (1, BATCH)}
+
+    def start(self, peers: bool, stack: ExitStack) -> dict[str, Remote]:
+        """A process for each rival that can run here."""
+        processes: dict[str, Remote] = {}
+        threads = torch.get_num_threads()
+        for name in rivals.names():
+            one = rivals.get(name)
+            if one.peer and not peers:
+                continue
+            if reason := one.unavailable():
+                self._left_out(name, reason)
+                continue
+            arguments = name, self.sentences, threads
+            processes[name] = Remote(worker.serve, *arguments, OMP_NUM_THREADS=str(threads))
+            stack.callback(processes[name].close)
+        return processes
+
+    def _left_out(self, name: str, reason: object) -> None:
+        self.notes.append(f"{name} is not in the table: {reason}")
+
+    def own(self) -> dict[str, _Runner]:
+        """The encoder in float, and quantized by lowbit."""
+        batches, encoder = self.batches, load_encoder()
+        models: dict[str, nn.Module] = {FP32: encoder}
+        for name, config in CONFIGS.items():
+            self.on_progress(f"Quantizing and compiling the encoder: {name}", 0)
+            model = quantize_(copy.deepcopy(encoder), config)
+            models[name] = compile(model, batches[BATCH][0], dynamic_shapes=True)
+            if name == LAYERS_OF:
+                models[f"{name} layers"] = model
+        found: dict[str, _Runner] = {}
+        for name, model in models.items():
+            parts = []
+            for index, batch in enumerate(batches[BATCH]):
+                self.on_progress(f"Embedding all sentences: {name}", index / len(batches[BATCH]))
+                parts.append(model(*batch))
+            other = "PyTorch" if name == FP32 else "without compile"
+            detail = type(CONFIGS[name]).__name__ if name in CONFIGS else other
+            vectors = torch.cat(parts)
+            found[name] = _Runner(detail, _size_on_disk(model), self._caller(model), vectors)
+        return found
+
+    def _caller(self, model: nn.Module) -> Callable[[int, int], Call]:
+        return lambda size, index: lambda: model(*self.batches[size][index])
+
+    def rivals(self, processes: Mapping[str, Remote]) -> dict[str, _Runner]:
+        """Those that work, having embedded all sentences."""
+        found: dict[str, _Runner] = {}
+        for number, (name, process) in enumerate(processes.items()):
+            text = "Preparing others' int8, each in its own process"
+            self.on_progress(text, number / len(processes))
+            try:
+                found[name] = _rival(process)
+            except RemoteError as error:
+                self._left_out(name, error)
+        return found
+
+    def fastest(self, runners: Mapping[str, _Runner]) -> dict[str, _Runner]:
+        """Of each family the fastest, under the family's name."""
+        families: dict[str, list[str]] = {}
+        for name in runners:
+            families.setdefault(rivals.get(name).family, []).append(name)
+        chosen: dict[str, _Runner] = {}
+        for family, names in families.items():
+            best = min(names, key=lambda name: self._figure(runners[name]))
+            chosen[family] = runners[best]
+            if len(names) > 1:
+                several = ", ".join(names)
+                self.notes.append(f"{best}: the fastest here of {several}; weights per channel")
+        return chosen
+
+    def _figure(self, runner: _Runner) -> float:
+        """What is compared: the product over the sizes, so that each weighs alike."""
+        medians = []
+        for size, count in _TRIALS.items():
+            batches = self.batches[size]
+            middle = sorted(range(len(batches)), key=lambda i: batches[i][0].numel())
+            call = runner.call(size, middle[len(middle) // 2])
+            assert isinstance(call, RemoteCall)
+            medians.append(statistics.median(call.seconds() for _ in range(count)))
+        return math.prod(medians)
+
+    def time(
+        self, runners: Mapping[str, _Runner], repeats: int, seed: int
+    ) -> dict[int, dict[str, Latency]]:
+        """Median and 95th percentile, by the number of sentences; everyone takes turns."""
+        batches = self.batches
+        singles = range(0, len(batches[1]), max(1, len(batches[1]) // _TIMED_SENTENCES))
+        whole = [i for i, (tokens, _) in enumerate(batches[BATCH]) if len(tokens) == BATCH] or [0]
+        found: dict[int, dict[str, Latency]] = {}
+        for size, title, indices, rounds in (
+            (1, "Timing one sentence", singles, repeats),
+            (BATCH, f"Timing {BATCH} sentences", whole[:2], max(1, repeats * 3 // 10)),
+        ):
+            self.on_progress(title, 0)
+            calls = {n: [one.call(size, index) for index in indices] for n, one in runners.items()}
+            least = min(_FEWEST_RUNS[size], rounds)
+            limits = Limits(seconds=_SECONDS, least_rounds=least, most_rounds=rounds, whole=True)
+            for several in calls.values():  # what a first call finds out is not to be timed
+                for call in several:
+                    call()
+            # Those of other processes have threads of their own.
+            pools = {n: n for n, each in calls.items() if isinstance(each[0], RemoteCall)}
+            on_round = partial(self.on_progress, title)
+            taken = interleave(calls, limits, seed=seed, on_round=on_round, pools=pools)
+            found[size] = {name: latency(samples) for name, samples in taken.items()}
+        return found
+
+    def answer(self) -> Answer | None:
+        """The language model's."""
+        try:
+            return answer(torch.get_num_threads(), self.on_progress)
+        except ModuleNotFoundError as error:
+            self.notes.append(str(error))
+            return None
+
+    def result(
+        self, runners: Mapping[str, _Runner], timed: Mapping[int, Mapping[str, Latency]], seed: int
+    ) -> DemoResult:
+        """All of it, with where it ran."""
+        exact = runners[FP32].vectors
+        rows = tuple(
+            Implementation(
+                name=name,
+                detail=one.detail,
+                bytes_on_disk=one.bytes_on_disk,
+                one=timed[1][name],
+                batch=timed[BATCH][name],
+                quality=quality(one.vectors, exact),
+            )
+            for name, one in runners.items()
+        )
+        kernel, instruction_set = active_kernel()
+        packages = ["torch", "transformers", "numpy", "llvmlite"]
+        packages += [name for one in rivals if one.family in runners for name in one.packages]
+        return DemoResult(
+            model="all-MiniLM-L6-v2",
+            sentences=self.sentences,
+            sentence_source=f"the manual of Python {platform.python_version()} (pydoc_data.topics)",
+            batch_size=BATCH,
+            timed="the model's forward pass with pooling, without tokenization",
+            cpu=isa.report()["cpu"],
+            kernel=kernel,
+            instruction_set=instruction_set,
+            threads=torch.get_num_threads(),
+            versions={"lowbit": __version__} | {name: version(name) for name in packages},
+            seed=seed,
+            implementations=rows,
+            notes=tuple(self.notes),
+        )
+
+
+def _rival(process: Remote) -> _Runner:
+    bytes_on_disk, detail = process.answer(_PREPARE_SECONDS)
+    vectors = torch.from_numpy(process.ask(worker.VECTORS, _ANSWER_SECONDS))
+
+    def call(size: int, index: int) -> Call:
+        return RemoteCall(lambda: process.ask((size, index), _ANSWER_SECONDS))
+
+    return _Runner(detail, bytes_on_disk, call, vectors)
+
+
+def _size_on_disk(model: nn.Module) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model")
+        if isinstance(model, CompiledModule):
+            graph.save(model.graph, path)
+        else:
+            save(model, path)
+        return path.stat().st_size
