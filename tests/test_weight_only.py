@@ -21,7 +21,7 @@ from lowbit.numerics import QTensor, int_format
 from lowbit.spec import Case, Operation
 from lowbit.spec.operations.products import linear_groups, linear_weight_only
 from lowbit.weights.panels import PackedMatrix
-from lowbit_lab.check.cpu import cpu_functions, weight
+from lowbit_lab.checks.cpu import cpu_functions, weight
 
 pytestmark = pytest.mark.slow
 

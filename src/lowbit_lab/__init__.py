@@ -10,22 +10,31 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lowbit_lab.check.run import check, check_file
-from lowbit_lab.report import CheckResult, Finding
-from lowbit_lab.run.bind import Scratch
-from lowbit_lab.run.trace import Access
-from lowbit_lab.view.run import View, view
-from lowbit_lab.view.trace import Trace, trace_kernel
-
 if TYPE_CHECKING:
     from lowbit_lab.backends.host import interpreter
     from lowbit_lab.backends.kinds.cpu import CpuKernel
+    from lowbit_lab.checks.run import check, check_file
+    from lowbit_lab.report import CheckResult, Finding
+    from lowbit_lab.run.bind import Scratch
+    from lowbit_lab.run.trace import Access
+    from lowbit_lab.views.run import View, view
+    from lowbit_lab.views.trace import Trace, trace_kernel
     from lowbit_lab.watched.watch import watch
 
-# Loaded when first used: they need PyTorch and LLVM.
+# Loaded when first used: a benchmark does without the checker, and most without PyTorch and LLVM.
 _HOMES = {
+    "Access": "run.trace",
+    "CheckResult": "report",
     "CpuKernel": "backends.kinds.cpu",
+    "Finding": "report",
+    "Scratch": "run.bind",
+    "Trace": "views.trace",
+    "View": "views.run",
+    "check": "checks.run",
+    "check_file": "checks.run",
     "interpreter": "backends.host",
+    "trace_kernel": "views.trace",
+    "view": "views.run",
     "watch": "watched.watch",
 }
 

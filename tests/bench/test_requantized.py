@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lowbit_lab.bench.suites.matmul.problem import Problem, product
-from lowbit_lab.check.cpu import cpu_functions
+from lowbit_lab.checks.cpu import cpu_functions
 
 
 def test_a_result_one_off_is_caught() -> None:

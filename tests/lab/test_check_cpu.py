@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from lowbit.cli import app
 from lowbit.spec import Array, Case, fill_cases
 from lowbit.spec.operations import operations
-from lowbit_lab.check.cpu import CpuFunction, check_cpu, check_function, cpu_functions, functions
+from lowbit_lab.checks.cpu import CpuFunction, check_cpu, check_function, cpu_functions, functions
 
 MATMUL = cpu_functions.get("matmul")
 
@@ -30,7 +30,7 @@ def test_functions_are_right(function: CpuFunction) -> None:
 
 def test_every_operation_is_checked_somewhere() -> None:
     pytest.importorskip("triton")
-    from lowbit_lab.check.operators import functions as operators
+    from lowbit_lab.checks.operators import functions as operators
 
     here = {function.operation.name for function in functions().values()}
     assert here | set(operators()) == set(operations.names())

@@ -26,7 +26,7 @@ from lowbit.kernels.triton.fast import launch  # noqa: E402
 from lowbit.spec import Operation, one_of, operation  # noqa: E402
 from lowbit.spec.operations import operations  # noqa: E402
 from lowbit_lab import check, interpreter, trace_kernel  # noqa: E402
-from lowbit_lab.check.operators import check_gpu, functions  # noqa: E402
+from lowbit_lab.checks.operators import check_gpu, functions  # noqa: E402
 from lowbit_lab.run.language import rounded_bits  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ def test_no_extra_is_needed_to_import(module: str) -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({ABSENT}))\n"
         f"import {module}\n"
-        "import lowbit_lab, lowbit_lab.check.cases, lowbit_lab.view.run\n"
+        "import lowbit_lab, lowbit_lab.checks.cases, lowbit_lab.views.run\n"
         "assert callable(lowbit_lab.check) and callable(lowbit_lab.view)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -22,7 +22,7 @@ from lowbit.cli.app import app
 from lowbit.graph import save
 from lowbit.models import report, source
 from lowbit.models.model import Model, classified, models
-from lowbit_lab import page as lab_page
+from lowbit.report import page as lab_page
 
 MODULE = """
 import torch

@@ -22,7 +22,7 @@ import z3  # noqa: E402
 
 from lowbit_lab import check, watch  # noqa: E402
 from lowbit_lab.backends.backend import Request  # noqa: E402
-from lowbit_lab.check import cases  # noqa: E402
+from lowbit_lab.checks import cases  # noqa: E402
 from lowbit_lab.prove.bounds import Extent  # noqa: E402
 from lowbit_lab.prove.launches import bounds_of_sizes, in_words  # noqa: E402
 from lowbit_lab.source import load, request_named  # noqa: E402

@@ -25,7 +25,7 @@ from lowbit.spec import exercises, operation
 from lowbit_lab import CpuKernel, View, check, check_file, trace_kernel, view
 from lowbit_lab.product_kernels import product_kernels
 from lowbit_lab.run.trace import Access
-from lowbit_lab.view.run import view_file, view_named
+from lowbit_lab.views.run import view_file, view_named
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from chromium import BROWSED, Browser, browser, elements, text
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.spec import exercises
 from lowbit_lab import Access, View, trace_kernel, view
-from lowbit_lab.view.run import view_named
+from lowbit_lab.views.run import view_named
 
 __all__ = ["browser"]  # the fixture
 pytestmark = BROWSED

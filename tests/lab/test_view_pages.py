@@ -12,7 +12,7 @@ from shared_arrays import BARRIER
 
 from lowbit.spec import exercises
 from lowbit_lab import view
-from lowbit_lab.view.run import view_file, view_named
+from lowbit_lab.views.run import view_file, view_named
 
 __all__ = ["browser"]  # the fixture
 pytestmark = BROWSED

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from lowbit.cli import app
 from lowbit.spec import Case, exercises
 from lowbit_lab import View, check, view
-from lowbit_lab.check.run import view_failing
-from lowbit_lab.check.smallest import smallest
+from lowbit_lab.checks.run import view_failing
+from lowbit_lab.checks.smallest import smallest
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,9 @@ if torch.cuda.is_available():  # what is watched here is the interpreter
     pytest.skip("these programs would run on the GPU", allow_module_level=True)
 
 
-@pytest.mark.parametrize(("program", "kind", "line"), wrong.WRONG, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(
+    ("program", "kind", "line"), wrong.WRONG, ids=lambda one: getattr(one, "__name__", str(one))
+)
 def test_what_is_wrong_is_found(program: Callable[[], None], kind: str, line: str) -> None:
     if program.__name__ == "in_gluon":  # no interpreter runs it, and Z3 says what it reaches
         pytest.importorskip("z3")

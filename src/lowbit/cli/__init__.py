@@ -9,15 +9,15 @@ from lowbit.registry.extras import install
 
 try:
     from lowbit.cli.app import app, commands
+
+    commands.load()
+    for found in entry_points(group="lowbit.commands"):
+        found.load()()
 except ModuleNotFoundError as missing:
     # This package serves the console command alone, and that has nothing else to say then.
     raise SystemExit(f"lowbit: the command line needs {missing.name}; {install('cli')}") from None
 
 __all__ = ["app", "main"]
-
-commands.load()
-for found in entry_points(group="lowbit.commands"):
-    found.load()()
 
 
 def main() -> None:

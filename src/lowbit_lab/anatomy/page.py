@@ -20,7 +20,7 @@ def page(anatomy: Anatomy) -> str:
         for parts in (
             (
                 ("lowbit.report", "base.css"),
-                ("lowbit_lab.view", "page.css"),
+                ("lowbit_lab.views", "page.css"),
                 ("lowbit_lab.anatomy", "page.css"),
             ),
             (("lowbit_lab.anatomy", "page.js"),),

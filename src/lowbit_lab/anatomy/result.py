@@ -23,7 +23,7 @@ from lowbit.jit.emit import Emitter
 from lowbit.jit.kernel import Kernel
 from lowbit_lab.compare.code import Code
 from lowbit_lab.run.trace import Place
-from lowbit_lab.view.trace import function_at
+from lowbit_lab.views.trace import function_at
 
 SCHEMA = "lowbit-anatomy-1"
 

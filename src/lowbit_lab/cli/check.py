@@ -90,7 +90,7 @@ def _check(what: str, json_file: str | None, device: str | None, every: bool) ->
     shown = _Shown(every)
     results: list[CheckResult] = []
     with opened(json_file) as stream:
-        from lowbit_lab.check.run import check_what
+        from lowbit_lab.checks.run import check_what
 
         with shown.progress:
             for result in check_what(what, device, stop=not every, on_progress=shown.on_progress):

@@ -12,7 +12,7 @@ from lowbit.cli.app import command, offered, opened
 from lowbit_lab.cli import exercises
 
 if TYPE_CHECKING:
-    from lowbit_lab.view.run import View
+    from lowbit_lab.views.run import View
 
 
 def _fills() -> Iterable[str]:
@@ -22,7 +22,7 @@ def _fills() -> Iterable[str]:
 
 
 def _layouts() -> Iterable[str]:
-    from lowbit_lab.view.run import LAYOUTS
+    from lowbit_lab.views.run import LAYOUTS
 
     return LAYOUTS
 
@@ -110,8 +110,8 @@ def view(
 
 def _seen(what: str, sizes: dict[str, int], fill: str | None, layout: str | None) -> View:
     """What is asked for: a view that was saved, the failing case of a file, or this run."""
-    from lowbit_lab.check.run import view_failing
-    from lowbit_lab.view import run
+    from lowbit_lab.checks.run import view_failing
+    from lowbit_lab.views import run
 
     chosen = {"sizes": sizes, "fill": fill, "layout": layout}
     given: dict[str, Any] = {name: value for name, value in chosen.items() if value}
@@ -136,7 +136,7 @@ def sizes_of(given: list[str]) -> dict[str, int]:
 
 
 def _summary(seen: View) -> list[str]:
-    from lowbit_lab.view.run import counted
+    from lowbit_lab.views.run import counted
 
     data = seen.data
     sizes = ", ".join(f"{name}={size}" for name, size in data["sizes"].items())

@@ -14,7 +14,7 @@ from lowbit.jit.threads import max_threads
 from lowbit.spec import Array
 from lowbit_lab.backends.backend import Request
 from lowbit_lab.backends.kinds.cpu import CpuKernel
-from lowbit_lab.check.cases import check_request
+from lowbit_lab.checks.cases import check_request
 from lowbit_lab.compare import assembly, gpu
 from lowbit_lab.compare.kind import Built, Kind, kinds
 from lowbit_lab.compare.numba_types import typed, words

@@ -15,7 +15,7 @@ from lowbit.spec import Array
 from lowbit_lab.backends.ahead import compiled, complaint
 from lowbit_lab.backends.backend import Request
 from lowbit_lab.backends.kernel import KernelSubject
-from lowbit_lab.check.cases import check_request
+from lowbit_lab.checks.cases import check_request
 from lowbit_lab.compare.kind import Built, Kind, Typed, kinds
 from lowbit_lab.compare.problem import Baseline, Checked, Problem, Variant
 from lowbit_lab.compare.ptx.execute import Launch

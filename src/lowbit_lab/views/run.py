@@ -17,7 +17,7 @@ from lowbit_lab.backends.backend import GridLike, Request, Subject
 from lowbit_lab.report import Finding
 from lowbit_lab.run.tensor import strides_of
 from lowbit_lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
-from lowbit_lab.view.trace import SCHEMA, trace_of, view_data
+from lowbit_lab.views.trace import SCHEMA, trace_of, view_data
 
 # A view: what one run of a kernel did, as a page of HTML that needs nothing else, and as JSON.
 
@@ -97,7 +97,7 @@ def counted(number: int, what: str) -> str:
 
 
 def _part(name: str) -> str:
-    return part("lowbit_lab.view", name)
+    return part("lowbit_lab.views", name)
 
 
 MOST_VALUES = 200_000

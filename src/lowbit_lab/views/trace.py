@@ -33,7 +33,7 @@ from lowbit_lab.run.trace import (
     Recorder,
     first_line,
 )
-from lowbit_lab.view.lines import as_data, line_traffic, threads_of
+from lowbit_lab.views.lines import as_data, line_traffic, threads_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 from lowbit.spec import Operation
 from lowbit_lab.backends.backend import GridLike, Request
 from lowbit_lab.bench.core.remote import send_progress
-from lowbit_lab.check.cases import check_request
+from lowbit_lab.checks.cases import check_request
 from lowbit_lab.report import CheckResult, OnProgress
 from lowbit_lab.source import (
     FUNCTION,
@@ -23,7 +23,7 @@ from lowbit_lab.source import (
     request_named,
     request_of_file,
 )
-from lowbit_lab.view.run import View
+from lowbit_lab.views.run import View
 
 
 def check(
@@ -102,11 +102,11 @@ def check_what(what: str, device: str | None = None, **how: Any) -> Iterator[Che
     """
     kind, colon, name = what.partition(":")
     if f"{kind}:" == OPERATOR:
-        from lowbit_lab.check.operators import check_gpu
+        from lowbit_lab.checks.operators import check_gpu
 
         yield from check_gpu(name if colon else None, device, **how)
     elif f"{kind}:" == FUNCTION:
-        from lowbit_lab.check.cpu import check_cpu
+        from lowbit_lab.checks.cpu import check_cpu
 
         yield from check_cpu(name if colon else None, **how)
     elif what.endswith(".py"):
