@@ -89,6 +89,38 @@ def test_they_are_an_error_where_the_specification_goes_so_far() -> None:
     assert not refusals(by_strides, small, rows, WIDE=False)
 
 
+@triton.jit
+def in_steps(x_ptr, z_ptr, N, T, GROUP: tl.constexpr, B: tl.constexpr):
+    for start in range(0, T, B):
+        j = start + tl.arange(0, B)
+        x = tl.load(x_ptr + tl.program_id(0) * T + j, mask=j < T)
+        tl.store(z_ptr + tl.program_id(0) * T + j, 2 * x, mask=j < T)
+
+
+def test_loops_that_are_too_long_and_other_constants_hide_nothing() -> None:
+    large = operation(at_most={"N": 4096, "T": 1 << 20})(twice_in_rows)
+    for block in (32, 4096):
+        (finding,) = refusals(in_steps, large, rows, GROUP=1 << 16, B=block)
+        assert finding.severity == "error"
+
+
+@triton.autotune([triton.Config({"B": 32}), triton.Config({"B": 128})], key=["T"])
+@triton.jit
+def wrong_when_tuned_otherwise(x_ptr, z_ptr, stride_x0, N, T, B: tl.constexpr):
+    j = tl.program_id(1) * B + tl.arange(0, B)
+    x = tl.load(x_ptr + tl.program_id(0) * stride_x0 + j, mask=j < T)
+    if B == 128:
+        x = x + 1
+    tl.store(z_ptr + tl.program_id(0) * T + j, 2 * x, mask=j < T)
+
+
+@pytest.mark.slow
+def test_other_configurations_are_tried_although_offsets_may_wrap() -> None:
+    grid = lambda meta: (meta["N"], triton.cdiv(meta["T"], meta["B"]))  # noqa: E731
+    result = check(wrong_when_tuned_otherwise, twice_in_rows, grid=grid, device="cpu")
+    assert {"offset-overflow", "block-sizes"} <= {one.kind for one in result.findings}
+
+
 def test_what_wraps_and_is_no_offset_is_no_finding() -> None:
     assert not refusals(wraps_on_purpose, twice, blocks)
 

@@ -169,9 +169,28 @@ def reads_what_is_added(x: Tensor) -> Tensor:
     return z
 
 
+@triton.jit
+def counts_for_itself_kernel(x_ptr, count_ptr, z_ptr, N):
+    program = tl.program_id(0)
+    first = tl.load(z_ptr)
+    tl.atomic_add(count_ptr + program, 1)
+    if program == N - 1:
+        tl.store(z_ptr, tl.load(x_ptr + program) * 2 + first * 0)
+    else:
+        tl.store(z_ptr + program + 1, tl.load(x_ptr + program) * 2 + first * 0)
+
+
+def counts_for_itself(x: Tensor) -> Tensor:
+    x, count = x.contiguous(), torch.zeros(len(x), dtype=torch.int32)
+    z = torch.zeros(len(x))
+    counts_for_itself_kernel[(len(x),)](x, count, z, len(x))
+    return z.roll(-1)
+
+
 @pytest.mark.parametrize(
     ("function", "spec", "kind"),
     [
+        (counts_for_itself, doubled, "read-of-other"),
         (draws_a_ticket_first, sums, "read-of-other"),
         (last_adds_relaxed, sums, "read-of-other"),
         (last_adds_what_only_acquires, sums, "read-of-other"),

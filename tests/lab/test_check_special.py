@@ -40,6 +40,12 @@ def relu(x: Float32[np.ndarray, "N"]) -> Float32[np.ndarray, "N"]:
     return np.maximum(x, 0)
 
 
+def relu_and_add(
+    x: Float32[np.ndarray, "N"], y: Float32[np.ndarray, "N"]
+) -> Float32[np.ndarray, "N"]:
+    return np.maximum(x, 0) + y
+
+
 def largest_of_row(x: Float32[np.ndarray, "N T"]) -> Float32[np.ndarray, "N"]:
     return x.max(axis=1)
 
@@ -136,6 +142,14 @@ def clamp_with_nan(x_ptr, z_ptr, N, B: tl.constexpr):
 
 
 @triton.jit
+def relu_of_one_and_a_number_for_nan(x_ptr, y_ptr, z_ptr, N, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x, y = tl.load(x_ptr + i, mask=i < N), tl.load(y_ptr + i, mask=i < N)
+    relu = tl.where(x < 0, 0.0, x)
+    tl.store(z_ptr + i, relu + tl.where(y == y, y, 7.0), mask=i < N)
+
+
+@triton.jit
 def relu_with_nan(x_ptr, z_ptr, N, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     x = tl.load(x_ptr + i, mask=i < N)
@@ -191,6 +205,7 @@ def not_above_zero(x_ptr, z_ptr, N, B: tl.constexpr):
     ("kernel", "spec", "grid", "fill"),
     [
         (relu_without_nan, relu, blocks, "nan"),
+        (relu_of_one_and_a_number_for_nan, relu_and_add, blocks, "nan"),
         (relu_by_comparison, relu, blocks, "nan"),
         (clamp_without_nan, relu, blocks, "nan"),
         (maximum_from_a_large_number, largest_of_row, rows, "neg_inf"),

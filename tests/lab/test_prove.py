@@ -20,11 +20,14 @@ pytest.importorskip("z3")
 
 import z3  # noqa: E402
 
+from lowbit.spec.exercises import add_constant_blocks  # noqa: E402
 from lowbit_lab import check, watch  # noqa: E402
 from lowbit_lab.backends.backend import Request  # noqa: E402
 from lowbit_lab.checks import cases  # noqa: E402
 from lowbit_lab.prove.bounds import Extent  # noqa: E402
-from lowbit_lab.prove.launches import bounds_of_sizes, in_words  # noqa: E402
+from lowbit_lab.prove.launches import _as_it_is, bounds_of_sizes, in_words  # noqa: E402
+from lowbit_lab.prove.ttir import NotProvedError  # noqa: E402
+from lowbit_lab.run.bind import TensorArgument  # noqa: E402
 from lowbit_lab.source import load, request_named  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -343,3 +346,28 @@ def test_a_size_that_no_case_has_is_found_and_tried(monkeypatch: pytest.MonkeyPa
     result = tried()
     assert result.ok
     assert not result.bounds
+
+
+@triton.jit
+def unmasked_if_even(x_ptr, z_ptr, N0, EVEN: tl.constexpr, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    inside = (i < N0) | EVEN
+    tl.store(z_ptr + i, tl.load(x_ptr + i, mask=inside) + 10.0, mask=inside)
+
+
+@pytest.mark.parametrize(
+    "even", [lambda args: args["N0"] > 100_000_000, lambda args: not args["N0"] % 10_007]
+)
+def test_constants_that_follow_from_sizes_are_not_proved(even: Any) -> None:
+    kernel = triton.heuristics({"EVEN": even})(unmasked_if_even)
+    grid = lambda meta: triton.cdiv(meta["N0"], meta["B0"])  # noqa: E731
+    verdicts = _bounds(kernel, {"spec": add_constant_blocks, "grid": grid})
+    assert verdicts
+    assert not any(one.proved for one in verdicts.values())
+
+
+def test_elements_of_another_size_are_not_proved() -> None:
+    stands = TensorArgument("x", 0, "int16")
+    with pytest.raises(NotProvedError):
+        _as_it_is(stands, "int8")
+    _as_it_is(stands, "float16")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from lowbit_lab.run.trace import Grid, Kind, Place, Program
 BEYOND = 1 << 31
 # Along an axis that is not the long one, of all such axes together.
 _OTHERS = 1 << 12
-# Steps of an interpreter, and lanes of a block whose size follows from the sizes.
+# Steps of an interpreter, and lanes along one side of a block, which may follow from the sizes.
 _STEPS, _LANES = 20_000, 1 << 18
 
 
@@ -114,19 +115,15 @@ def wrapping(
     for sizes in vast_sizes(operation):
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
         space = AddressSpace([_vast(operation, t, sizes) for t in tensors], machinery)
-        try:
+        with suppress(Exception):  # a text for other sizes may raise anything, which says nothing
             arguments, grid = arguments_at(sizes, strides), grid_at(sizes)
             whole = [arguments[name] for name in constants if isinstance(arguments[name], int)]
-            if math.prod(max(1, n) for n in whole) > _LANES or max(grid[1:]) > 65_535:
+            if max(whole, default=1) > _LANES or max(grid[1:]) > 65_535:
                 continue
             last: Program = tuple(max(0, n - 1) for n in grid)
             run(space, arguments, [last], grid)
-        except Exception:  # a text for other sizes may raise anything, which says nothing
-            continue
-        finally:
-            left = space.left
-        if left is not None:
-            return _finding(operation, left, sizes, usual)
+        if space.left is not None:
+            return _finding(operation, space.left, sizes, usual)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, zip_longest
@@ -53,7 +54,6 @@ def check_request(
     found = _check_cases(subject, cases, on_gpu, notes, stop, on_progress)
     findings = [finding for number in sorted(found) for finding in found[number]]
     bounds: dict[str, str] = {}
-    shown = next(((cases[n], found[n]) for n in _worst_first(found)), (None, findings))
 
     def tried(case: Case) -> list[Finding]:
         return _check_case(subject, case, thorough=True, on_gpu=False)[0]
@@ -65,11 +65,15 @@ def check_request(
         refused = subject.refusals(cases[0])
         notes += [str(one) for one in refused if one.severity == "note"]
         refused = [one for one in refused if one.severity != "note"]
-        findings += refused or _other_blocks(subject, cases)
+        findings += refused
+        if all(one.severity != "error" for one in refused):
+            findings += _other_blocks(subject, cases)
         if available():
             verdicts = bounds_of_sizes(subject)
             bounds = {name: in_words(one, "sizes") for name, one in verdicts.items()}
             findings += _beyond(subject, verdicts)
+    case = _worst(cases, found, findings)
+    shown = (None, findings) if case is None else (cases[case], found[case])
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(
@@ -172,7 +176,8 @@ def _check_cases(
             break
     if left:
         notes.append(
-            f"{left} cases were left out: a check takes {_SECONDS} seconds of a CPU at most"
+            f"{left} cases were left out, which would take too many steps of an interpreter, or "
+            f"the check more than {_SECONDS} seconds of a CPU"
         )
     return found
 
@@ -233,8 +238,9 @@ def _beyond(subject: Subject, verdicts: Mapping[str, Verdict]) -> list[Finding]:
     findings = list[Finding]()
     for sizes in (one.sizes for one in verdicts.values() if one.wrong and one.sizes):
         if prod(sizes.values()) <= _TOO_SLOW:
-            case = Case(subject.operation, sizes)
-            findings += _check_case(subject, case, thorough=False, on_gpu=False)[0]
+            with suppress(ValueError):  # a size that the operation cannot have after all
+                case = Case(subject.operation, sizes)
+                findings += _check_case(subject, case, thorough=False, on_gpu=False)[0]
     return findings
 
 
@@ -283,10 +289,14 @@ def _undefined(subject: Subject, other: Run, plain: Run, order: int | None) -> l
     return [Finding("undefined-lanes", message, place=place, tensor=tensor)]
 
 
-def _worst_first(found: Mapping[int, Sequence[Finding]]) -> list[int]:
-    """The cases in which something was found, those with errors first."""
-    some = [number for number in sorted(found) if found[number]]
-    return sorted(some, key=lambda n: all(one.severity != "error" for one in found[n]))
+def _worst(
+    cases: Sequence[Case], found: Mapping[int, Sequence[Finding]], findings: Sequence[Finding]
+) -> int | None:
+    """The first case with an error, or with anything if none has one; None if errors were found
+    otherwise alone."""
+    errors = any(one.severity == "error" for one in findings)
+    bad = ((n, found[n]) for n in range(len(cases)) if found.get(n))
+    return next((n for n, f in bad if not errors or any(e.severity == "error" for e in f)), None)
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:

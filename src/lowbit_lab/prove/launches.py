@@ -45,6 +45,8 @@ def bounds_of_launch(
         extents[name] = Extent(tensor.shape, tensor.strides, tensor.itemsize)
         dtypes[name] = argument.dtype or tensor.type.dtype
     try:
+        for argument in given.values():
+            _as_it_is(argument, named[argument.name].type.dtype)
         text = _text(kernel, values, dtypes)
     except NotProvedError as error:
         return _none(given, str(error))
@@ -78,7 +80,9 @@ def bounds_of_sizes(subject: Any) -> dict[str, Verdict]:
             for name, one in types.items()
         }
         strides = {name: _contiguous(shape) for name, shape in shapes.items()}
-        arguments = binding.arguments(sizes, strides)
+        arguments = subject.kernel.decided(binding.arguments(sizes, strides))
+        for one in passed.values():
+            _as_it_is(one, types[one.name].dtype)
         grid = grid_of(binding.numbers_at(sizes))
         for one in subject.kernel.parameters:
             if one.constant and isinstance(arguments[one.name], Number):
@@ -115,7 +119,7 @@ def _known(operation: Operation, extents: Iterable[Extent]) -> list[Any]:
     known = list[Any]()
     for name in operation.names:
         size, most = z3.Int(name), operation.most(name)
-        known += [size >= 1, size % operation.step(name) == 0]
+        known += [size >= operation.at_least.get(name, 1), size % operation.step(name) == 0]
         known += [] if most is None else [size <= most]
     for extent in extents:
         known.append(prod(extent.shape, start=z3.IntVal(1)) < _MOST_ELEMENTS)
@@ -129,9 +133,17 @@ def in_words(verdict: Verdict, what: str) -> str:
     return f"in bounds for all {what}: {known}"
 
 
+def _as_it_is(argument: TensorArgument, dtype: str) -> None:
+    """NotProvedError: elements of another size are seen in a tensor, or what begins behind its
+    first."""
+    seen = dtype if argument.dtype is None else argument.dtype
+    if argument.offset or storage_dtype(seen).itemsize != storage_dtype(dtype).itemsize:
+        raise NotProvedError("it is passed as a tensor of elements of another size")
+
+
 def _text(kernel: TritonKernel, values: Mapping[str, Any], dtypes: Mapping[str, str]) -> Text:
     try:
-        return text_of(kernel, kernel.decided(values), dtypes)
+        return text_of(kernel, values, dtypes)
     except NotProvedError:
         raise
     except Exception as error:  # compilers raise many kinds

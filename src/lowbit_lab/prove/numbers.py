@@ -9,7 +9,7 @@ import z3
 
 class Number:
     """An integer of Z3's with Python's arithmetic, `//` and `%` rounded down. TypeError for whoever
-    compares it, since that has no answer."""
+    compares it, or asks whether it is 0, since that has no answer."""
 
     def __init__(self, expression: Any) -> None:
         self.expression = expression
@@ -45,6 +45,9 @@ class Number:
         return self - (self // other) * other
 
     def __lt__(self, other: Any) -> bool:
+        raise TypeError("a size that is not known is compared")
+
+    def __bool__(self) -> bool:
         raise TypeError("a size that is not known is compared")
 
     __gt__ = __le__ = __ge__ = __eq__ = __lt__  # pyright: ignore[reportAssignmentType]

@@ -79,8 +79,9 @@ class Order:
         self._updates.clear()
 
     def knows(self, number: int) -> bool:
-        """Whether one has acquired what somebody released."""
-        return self._known[number] != 0
+        """Whether one has acquired what another has released."""
+        own = sum(1 << n for n in range(number + 1) if self._first[n] == self._first[number])
+        return self._known[number] & ~own != 0
 
     def unordered(self, number: int, others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these may come before or after what `number` does now."""

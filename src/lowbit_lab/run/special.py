@@ -42,8 +42,10 @@ def forgiven(case: Case, inputs: Mapping[str, Array], expected: Expected) -> For
     if case.fill == "nan":
         some = [~_depends(operation, exact, names) for names in (floats, *([n] for n in floats))]
         free &= np.logical_or.reduce(some)
-        if _chooses(operation):
-            chosen = ~some[0]
+        choosing = [name for name in floats if _chooses(operation, name)]
+        others = [name for name in floats if name not in choosing]
+        settled = {**exact, **_filled(exact, choosing, 1.0)}
+        chosen = ~some[0] & ~_depends(operation, settled, others) if choosing else chosen
     elif case.fill in ("largest", "huge") and all(t.dtype != "float64" for t in operation.inputs):
         narrow = {n: a.astype(np.float32) if n in floats else a for n, a in exact.items()}
         got = _reference(operation, narrow).astype(np.float64)
@@ -88,8 +90,12 @@ def _with(
     operation: Operation, exact: Mapping[str, Any], names: Sequence[str], number: float
 ) -> Array:
     """The reference with a number in the place of each NaN of these inputs."""
-    filled = {n: np.where(np.isnan(exact[n]), number, exact[n]) for n in names}
-    return _reference(operation, {**exact, **filled})
+    return _reference(operation, {**exact, **_filled(exact, names, number)})
+
+
+def _filled(exact: Mapping[str, Any], names: Sequence[str], number: float) -> dict[str, Array]:
+    """These inputs with a number in the place of each NaN."""
+    return {n: np.where(np.isnan(exact[n]), number, exact[n]) for n in names}
 
 
 def _depends(operation: Operation, exact: Mapping[str, Any], names: Sequence[str]) -> Array:
@@ -98,19 +104,20 @@ def _depends(operation: Operation, exact: Mapping[str, Any], names: Sequence[str
     return np.logical_or.reduce([first != other for other in others])
 
 
-def _chooses(operation: Operation) -> bool:
-    """Whether results are choices among several elements by their order, as a maximum, a sort and
-    the scale of a quantized row are: some numbers in the place of one do not count, others do, and
-    where they do not, the result follows the other elements."""
+def _chooses(operation: Operation, name: str) -> bool:
+    """Whether results are choices among several elements of this input by their order, as a
+    maximum, a sort and the scale of a quantized row are: some numbers in the place of one do not
+    count, others do, and where they do not, the result follows the other elements."""
     sizes = operation.exercise or operation.fitted(dict.fromkeys(operation.names, 40))
     case = Case(operation, sizes, "nan")
-    floats, exact = _floats(operation), case.exact(case.inputs())
-    others = {**exact, **{n: exact[n] * (1 + 2.0**-10) for n in floats}}
+    exact = case.exact(case.inputs())
+    exact = {**exact, **_filled(exact, [n for n in _floats(operation) if n != name], 1.0)}
+    moved = {**exact, name: exact[name] * (1 + 2.0**-10)}
     same: list[Array] = []
     follows: list[Array] = []
     for pair in _LEFT_OUT:
-        first, second = (_with(operation, exact, floats, number) for number in pair)
+        first, second = (_with(operation, exact, [name], number) for number in pair)
         same.append(first == second)
-        follows.append(same[-1] & (_with(operation, others, floats, pair[0]) != first))
+        follows.append(same[-1] & (_with(operation, moved, [name], pair[0]) != first))
     counts = ~np.logical_and.reduce(same)
     return bool((np.logical_or.reduce(follows) & counts).any())

@@ -84,18 +84,15 @@ def disagreeing(
     """Of each tensor the first element that the GPU left otherwise than the one program of the
     sample that wrote it; for floats, by more than rounding explains. What other programs have
     written besides is not known, so that is a warning."""
-    findings = list[Finding]()
+    findings, seen = list[Finding](), set[Any]()
     for ours, theirs in zip(interpreted, launched, strict=True):
         written = np.flatnonzero(ours.writer >= 0)
-        if (
-            not written.size
-            or ours.type.dtype not in DTYPES
-            or ours.key in {f.tensor for f in findings}
-        ):
+        if not written.size or ours.type.dtype not in DTYPES or ours.key in seen:
             continue
         got, wanted = _values(theirs)[written], _values(ours)[written]
         wrong = _differing(wanted, got, ours.writer[written])
         if wrong.any():
+            seen.add(ours.key)
             first = int(np.argmax(wrong))
             element = int(written[first])
             program, index = memory.begun[int(ours.writer[element])].program, ours.index(element)
