@@ -282,7 +282,9 @@ def test_gaps_are_outside(shape: tuple[int, ...], strides: tuple[int, ...]) -> N
 # All sizes.
 
 # Right with contiguous tensors, which is what is proved.
-_LAYOUTS = ("assumes_dense_rows", "inner_stride_of_the_second_block")
+_LAYOUTS = (
+    "assumes_dense_rows", "gap_behind_a_row_is_forgotten", "inner_stride_of_the_second_block",
+)  # fmt: skip
 
 
 def _bounds(kernel: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:

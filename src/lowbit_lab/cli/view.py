@@ -37,7 +37,7 @@ _Saved = Annotated[
         "--save",
         "--json",
         metavar="FILE",
-        help="Save all of it as JSON (- for stdout); `lowbit view FILE.json` opens it.",
+        help="Write it as JSON to a file; -: to the terminal.",
     ),
 ]
 _Sizes = Annotated[
