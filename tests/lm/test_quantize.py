@@ -116,8 +116,8 @@ def test_transformers_reads_the_folder(format, tmp_path):
     with torch.no_grad():
         want = theirs(torch.tensor([ids])).logits[0].numpy()
     lm = LanguageModel.load(tmp_path / "out", activations="dynamic", cache="float32", context=64)
-    # Sums of floats end otherwise in PyTorch, by the processor, so that an activation near the middle
-    # of two steps may be rounded to the other: in few tokens, by one of 255 steps.
+    # PyTorch's sums end otherwise, by the processor, so that an activation near the middle of two
+    # steps may be rounded to the other: in few tokens, by one of 255 steps.
     error = np.abs(lm.logits(ids) - want).max(axis=1) / np.abs(want).max()
     assert (error < 1e-5).sum() > len(ids) // 2
     assert error.max() < 0.02
