@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxtyping import Int32, UInt8
+from jaxtyping import Float32, Int32, UInt8
 from typer.testing import CliRunner
 
 from lowbit.cli import app
@@ -16,8 +16,10 @@ from lowbit.isa.generic import load_head, reduce_add
 from lowbit.isa.types import Int, S32Pointer, U8Pointer, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
+from lowbit.spec import from_function
 from lowbit_lab import CpuKernel, check, check_file, trace_kernel
 from lowbit_lab.report import CheckResult
+from lowbit_lab.run.bind import Parameter, TensorArgument, bind
 
 pytestmark = pytest.mark.slow
 
@@ -280,3 +282,13 @@ def test_numba_multiplies_short_integers_in_64_bits(tmp_path: Path) -> None:
     file.write_text(SHORT_INTEGERS)
     result = check_file(file)
     assert result.ok, str(result)
+
+
+def test_the_result_may_have_any_name_beside_arrays_that_are_given() -> None:
+    def total(x: Float32[np.ndarray, "N"], y: Float32[np.ndarray, "N"]) -> Float32[np.ndarray, "N"]:
+        return x + y
+
+    names = ("x_ptr", "own", "y_ptr", "c_ptr", "stride_c0", "N")
+    binding = bind([Parameter(n) for n in names], from_function(total), {"own": np.zeros(3)}, None)
+    assert binding.sources["c_ptr"] == TensorArgument("z")
+    assert binding.sources["stride_c0"] == ("z", 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lowbit.registry.extras import require
 
-WIDTH, HEIGHT = 640, 300
+_WIDTH, _HEIGHT = 640, 300
 
 
 def altair_chart(values: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
@@ -16,7 +16,7 @@ def altair_chart(values: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
     import altair
 
     values = [dict(one) for one in values]
-    return altair, altair.Chart(altair.Data(values=values)).properties(width=WIDTH, height=HEIGHT)
+    return altair, altair.Chart(altair.Data(values=values)).properties(width=_WIDTH, height=_HEIGHT)
 
 
 def bars(

@@ -72,8 +72,6 @@ def check_request(
             verdicts = bounds_of_sizes(subject)
             bounds = {name: in_words(one, "sizes") for name, one in verdicts.items()}
             findings += _beyond(subject, verdicts)
-    case = _worst(cases, found, findings)
-    shown = (None, findings) if case is None else (cases[case], found[case])
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(
@@ -85,7 +83,9 @@ def check_request(
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
         bounds,
-        partial(view_found, subject, *shown, tried) if subject.text else None,
+        partial(view_found, subject, *_shown(cases, found, findings), tried)
+        if subject.text
+        else None,
     )
 
 
@@ -289,14 +289,16 @@ def _undefined(subject: Subject, other: Run, plain: Run, order: int | None) -> l
     return [Finding("undefined-lanes", message, place=place, tensor=tensor)]
 
 
-def _worst(
+def _shown(
     cases: Sequence[Case], found: Mapping[int, Sequence[Finding]], findings: Sequence[Finding]
-) -> int | None:
-    """The first case with an error, or with anything if none has one; None if errors were found
-    otherwise alone."""
-    errors = any(one.severity == "error" for one in findings)
-    bad = ((n, found[n]) for n in range(len(cases)) if found.get(n))
-    return next((n for n, f in bad if not errors or any(e.severity == "error" for e in f)), None)
+) -> tuple[Case | None, Sequence[Finding]]:
+    """What a view is of, and what was found there: the first case with an error, or with anything
+    if nothing is one; no case if errors were found otherwise alone."""
+    least = ("error",) if any(f.severity == "error" for f in findings) else ("error", "warning")
+    for number in sorted(found):
+        if any(f.severity in least for f in found[number]):
+            return cases[number], found[number]
+    return None, findings
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:

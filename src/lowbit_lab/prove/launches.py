@@ -13,7 +13,7 @@ from lowbit_lab.backends.kinds.triton import TritonKernel
 from lowbit_lab.prove.ttir import NotProvedError, Text, text_of
 from lowbit_lab.run.bind import TensorArgument
 from lowbit_lab.run.outcome import cause_of
-from lowbit_lab.run.tensor import CheckedTensor, storage_dtype
+from lowbit_lab.run.tensor import CheckedTensor, storage_dtype, strides_of
 from lowbit_lab.run.trace import Grid
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def bounds_of_sizes(subject: Any) -> dict[str, Verdict]:
     try:
         # A dimension is made of names, numbers and arithmetic alone.
         shapes = {
-            name: [eval(dim, {"__builtins__": {}}, sizes) for dim in one.dims]
+            name: tuple(eval(dim, {"__builtins__": {}}, sizes) for dim in one.dims)
             for name, one in types.items()
         }
-        strides = {name: _contiguous(shape) for name, shape in shapes.items()}
+        strides = {name: strides_of(shape, "contiguous") for name, shape in shapes.items()}
         arguments = subject.kernel.decided(binding.arguments(sizes, strides))
         for one in passed.values():
             _as_it_is(one, types[one.name].dtype)
@@ -155,11 +155,3 @@ def _none(names: Mapping[str, Any], why: str) -> dict[str, Verdict]:
     from lowbit_lab.prove.bounds import Verdict
 
     return {name: Verdict(False, why) for name in names}
-
-
-def _contiguous(shape: Sequence[Any]) -> list[Any]:
-    strides, step = list[Any](), 1
-    for n in reversed(shape):
-        strides.insert(0, step)
-        step = n * step
-    return strides

@@ -174,12 +174,12 @@ def bind(
             f"{', '.join(p.name for p in parameters)}"
         )
     pointers = _pointer_names(operation, output)
-    if output is None and (other := _other_name(parameters, operation, {**pointers, **given})):
-        pointers[other] = TensorArgument(operation.result.name)
     packed = {name: one for name, one in given.items() if isinstance(one, Packed)}
     scratch = {name: one for name, one in given.items() if isinstance(one, Scratch)}
     own = {name: TensorArgument(name) for name in (*packed, *scratch)}
     known = {**pointers, **operation.static, **given, **own}
+    if output is None and (other := _other_name(parameters, operation, pointers, known)):
+        known[other] = pointers[other] = TensorArgument(operation.result.name)
     sources: dict[str, Any] = {}
     proposed: set[str] = set()
     for parameter in parameters:
@@ -216,24 +216,30 @@ def _pointer_names(operation: Operation, output: str | None) -> dict[str, Tensor
 
 
 def _other_name(
-    parameters: Sequence[Parameter], operation: Operation, known: Mapping[str, Any]
+    parameters: Sequence[Parameter],
+    operation: Operation,
+    pointers: Mapping[str, TensorArgument],
+    known: Mapping[str, Any],
 ) -> str | None:
     """The parameter that is the result by being the one that nothing else is meant by, if there is
     just one, whatever it is called: c_ptr, whose strides are stride_cm or stride_c0."""
-    if any(p.name in known and known[p.name] == known["z"] for p in parameters):
+    result = TensorArgument(operation.result.name)
+    if any(pointers.get(p.name) == result for p in parameters):
         return None
     unclear = [p.name for p in parameters
                if not p.constant and p.default is None and p.name not in known]  # fmt: skip
 
-    def rest(result: str) -> list[str]:
-        pointers = {**known, result: known["z"]}
-        return [name for name in unclear if not _found(name, operation, pointers)]
+    def rest(other: str) -> list[str]:
+        named = {**pointers, other: result}
+        return [name for name in unclear if not _found(name, operation, named)]
 
     fitting = [name for name in unclear if rest(name) == [name]]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _found(name: str, operation: Operation, pointers: Mapping[str, Any]) -> Stride | Block | None:
+def _found(
+    name: str, operation: Operation, pointers: Mapping[str, TensorArgument]
+) -> Stride | Block | None:
     """The stride or the size that a parameter stands for."""
     return _stride_named(name, operation, pointers) or _size_named(name, operation)
 
@@ -245,11 +251,11 @@ def _size_named(name: str, operation: Operation) -> Block | None:
     return itemgetter(alike[0]) if len(alike) == 1 else None
 
 
-def _stride_named(name: str, operation: Operation, pointers: Mapping[str, Any]) -> Stride | None:
+def _stride_named(
+    name: str, operation: Operation, pointers: Mapping[str, TensorArgument]
+) -> Stride | None:
     types = {t.name: t for t in (*operation.inputs, operation.result)}
     for pointer, argument in pointers.items():
-        if not isinstance(argument, TensorArgument):
-            continue
         prefix, tensor = re.escape(pointer.removesuffix("_ptr")), types[argument.name]
         axes = {str(axis): axis for axis in range(len(tensor.dims))}
         axes |= {dim.lower(): axis for axis, dim in enumerate(tensor.dims)}

@@ -40,6 +40,7 @@ class Order:
         self._closed: set[int] = set()  # numbers that have released
         self._known: list[int] = []  # by number, as is the next
         self._first: list[int] = []  # what the same one had at first
+        self._own: dict[int, int] = {}  # all that the same one has had, by the first
         self._latest: dict[int, int] = {}  # by first number
         self._epochs: dict[int, dict[int, int]] = {}  # by group and epoch
         self._released: dict[tuple[int, int], int] = {}  # by tensor and element
@@ -59,6 +60,7 @@ class Order:
         self.begun.append(begun)
         self._known.append(known)
         self._first.append(first)
+        self._own[first] = self._own.get(first, 0) | 1 << number
         self._note(number)
         return number
 
@@ -80,8 +82,7 @@ class Order:
 
     def knows(self, number: int) -> bool:
         """Whether one has acquired what another has released."""
-        own = sum(1 << n for n in range(number + 1) if self._first[n] == self._first[number])
-        return self._known[number] & ~own != 0
+        return self._known[number] & ~self._own[self._first[number]] != 0
 
     def unordered(self, number: int, others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these may come before or after what `number` does now."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,6 +105,7 @@ def _depends(operation: Operation, exact: Mapping[str, Any], names: Sequence[str
     return np.logical_or.reduce([first != other for other in others])
 
 
+@lru_cache(64)  # several cases of an operation ask
 def _chooses(operation: Operation, name: str) -> bool:
     """Whether results are choices among several elements of this input by their order, as a
     maximum, a sort and the scale of a quantized row are: some numbers in the place of one do not
