@@ -39,7 +39,7 @@ STRIDES = """
 @triton.jit
 def kernel(x_ptr, z_ptr, N0, T, stride_x0, stride_x1, stride_z0, stride_z1, B1: tl.constexpr):
     j = tl.arange(0, B1)
-    i = tl.program_id(0)
+    i = tl.program_id(0).to(tl.int64)
     for start in range(0, T, B1):
         x = tl.load(x_ptr + i * {stride} + (start + j) * stride_x1, mask=start + j < T)
         at = z_ptr + i * stride_z0 + (start + j) * stride_z1

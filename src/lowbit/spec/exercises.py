@@ -11,6 +11,7 @@ from jaxtyping import Float32, Int32
 
 from lowbit.registry import Registry
 from lowbit.spec import Array, Operation, Sizes, operation
+from lowbit.spec.operation import next_power_of_2
 
 exercises: Registry[Operation] = Registry("exercise")
 """By name, in the order of the course."""
@@ -23,11 +24,6 @@ def exercise(one: Operation) -> Operation:
 
 _WORD = 8
 """Nibbles in an int32, the lowest first."""
-
-
-def next_power_of_2(size: int) -> int:
-    """The smallest power of two that is not below `size`."""
-    return 1 << (size - 1).bit_length()
 
 
 def _all_of_n0(sizes: Sizes) -> int:

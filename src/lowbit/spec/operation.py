@@ -32,6 +32,11 @@ def evaluate(expression: int | str, names: Mapping[str, Any]) -> int:
     return int(eval(str(expression), {"__builtins__": {}}, dict(names)))
 
 
+def next_power_of_2(size: int) -> int:
+    """The smallest power of two that is not below `size`."""
+    return 1 << (size - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class TensorType:
     """An input or the result: its name, dtype (a key of DTYPES) and dimensions.

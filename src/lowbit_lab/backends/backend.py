@@ -56,11 +56,13 @@ class Request:
 @dataclass(frozen=True)
 class Way:
     """How a run is made: programs in another order, poison in lanes that a mask leaves undefined,
-    of all loads or those of one line, and what takes down all that happens."""
+    of all loads or those of one line, and what takes down all that happens. corners: only the
+    programs at the ends of the grid's axes, each of them even where another has crashed."""
 
     seed: int | None = None
     poisoned: bool | Place = False
     recorder: Recorder | None = None
+    corners: bool = False
 
 
 PLAIN = Way()

@@ -19,7 +19,7 @@ from lowbit_lab.run.bind import Binding, Parameter, TensorArgument, bind
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
 from lowbit_lab.run.tensor import CheckedTensor, storage_dtype, strides_of, tensor_of
-from lowbit_lab.run.trace import Grid, Program, grid_of, programs_of
+from lowbit_lab.run.trace import Grid, Program, corners_of, grid_of, programs_of
 
 _AXES = 3
 _MOST_PROGRAMS = 65_535  # along the second and third axis (CUDA C++ Programming Guide)
@@ -273,8 +273,9 @@ class KernelSubject(Subject):
         grid = self.grid_at(sizes)
         programs = programs_of(grid)
         crash = None
-        try:
-            self.kernel.run(memory, arguments, shuffled(programs, way.seed), grid)
-        except Exception as error:  # a kernel may raise anything
-            crash = crash_of(error, memory)
+        for some in [[one] for one in corners_of(grid)] if way.corners else [programs]:
+            try:
+                self.kernel.run(memory, arguments, shuffled(some, way.seed), grid)
+            except Exception as error:  # a kernel may raise anything
+                crash = crash_of(error, memory)
         return Run(trial, memory, memory.tensors[self._result], crash, len(programs) > 1)

@@ -24,9 +24,10 @@ from functools import partial
 from typing import Any
 
 from lowbit.spec import Block, Case, Operation, Sizes
-from lowbit.spec.exercises import next_power_of_2
 from lowbit.spec.free_sizes import Extent, extents, named
-from lowbit_lab.backends.backend import Request
+from lowbit.spec.operation import next_power_of_2
+from lowbit_lab.backends.backend import Request, Way
+from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import Parameter
 from lowbit_lab.run.outcome import Trial, judge
 
@@ -168,19 +169,25 @@ def _read(request: Request, sizes: Mapping[str, Extent]) -> Request:
 
 
 def _wrong(request: Request) -> tuple[int, int]:
-    """How much is wrong with one run, at sizes that all differ: findings of other kinds than wrong
-    values, and wrong elements."""
+    """How much is wrong at sizes that all differ: what the programs at the corners of the grid do
+    besides wrong values; if that is nothing, all kinds of findings, and wrong elements."""
     subject = request.bound()
     operation = subject.operation
     exercise = operation.exercise.items()
     sizes = operation.fitted(
         {name: n + i * operation.step(name) for i, (name, n) in enumerate(exercise)}
     )
-    run = subject.run(Trial.of(Case(operation, sizes), request.seed))
-    if run.crash:
-        return 1 << 20, 0
-    found = [one for one in (*run.memory.findings, *judge(run)) if one.severity == "error"]
-    return sum(one.kind != "wrong-values" for one in found), int(run.wrong.sum())
+    trial = Trial.of(Case(operation, sizes), request.seed)
+    corners = subject.run(trial, Way(corners=True))
+    found = _errors(corners.memory.findings) + (corners.crash is not None)
+    if found:
+        return found, corners.wrong.size
+    run = subject.run(trial)
+    return _errors((*run.memory.findings, *judge(run))), int(run.wrong.sum())
+
+
+def _errors(findings: Sequence[Finding]) -> int:
+    return sum(one.severity == "error" and one.kind != "wrong-values" for one in findings)
 
 
 def _launched(request: Request, words: _Text, parameters: Sequence[Parameter]) -> Request:

@@ -34,6 +34,11 @@ def programs_of(grid: Grid) -> list[Program]:
     return list(product(*map(range, grid)))
 
 
+def corners_of(grid: Grid) -> list[Program]:
+    """The programs that are first or last along each axis."""
+    return list(product(*(sorted({0, max(0, n - 1)}) for n in grid)))
+
+
 def first_line(node: ast.stmt) -> int:
     """The number of a statement's first line, that of a decorator perhaps."""
     return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
