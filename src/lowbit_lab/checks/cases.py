@@ -16,6 +16,7 @@ import numpy as np
 from lowbit.spec import SPECIAL, Case
 from lowbit_lab.backends import cuda
 from lowbit_lab.backends.backend import Request, Subject, Way
+from lowbit_lab.backends.language import bound
 from lowbit_lab.checks.smallest import view_found
 from lowbit_lab.prove.launches import available, bounds_of_sizes, in_words
 from lowbit_lab.report import CheckResult, Finding, OnProgress
@@ -46,7 +47,7 @@ def check_request(
     on_progress: OnProgress | None = None,
 ) -> CheckResult:
     """The outcome of all cases, the exercise first, or of a few. Otherwise as `check`."""
-    subject = request.bound()
+    subject = bound(request)
     cases, notes = subject.cases()
     if few:
         cases = _few(cases)
