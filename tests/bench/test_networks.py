@@ -178,7 +178,7 @@ def test_linear_networks_are_timed_both_ways() -> None:
 
 
 def test_what_is_kept_gives_way_to_what_is_shown(tmp_path: Path) -> None:
-    from lowbit.cli.app import output
+    from lowbit.cli.application import output
 
     path = tmp_path / "record.json"
     with output(str(path)) as show:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.app import JsonFile, Threads, command, offered, output
+from lowbit.cli.application import JsonFile, Threads, command, offered, output
 
 if TYPE_CHECKING:
+    from lowbit.torch.config import QuantizeConfig
     from lowbit.weights.format import WeightFormat
+
+KEPT = "kept"
 
 
 def _models() -> Iterable[str]:
@@ -34,8 +37,8 @@ Data = Annotated[
 Rounding = Annotated[
     str,
     typer.Option(
-        help="Of weights: nearest; gptq, which makes up for each error behind it; or, of language "
-        "models, awq."
+        help="Of weights: nearest; gptq, which makes up for each error behind it; of language "
+        "models also awq; of a checkpoint nearest or hqq."
     ),
 ]
 WeightRange = Annotated[
@@ -46,10 +49,12 @@ WeightRange = Annotated[
     ),
 ]
 Config = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="static: all formats known beforehand; dynamic: rows of linear layers' inputs "
-        "are quantized when they come; int4: linear layers with 4-bit weights in groups of 128."
+        "are quantized when they come; int4: linear layers with 4-bit weights in groups of 128. Of "
+        "a checkpoint int8_dynamic, int4_weight_only or int4_dynamic.",
+        show_default="static; int8_dynamic of a checkpoint",
     ),
 ]
 Symmetric = Annotated[
@@ -73,8 +78,9 @@ CorrectBias = Annotated[
 Weights = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|w4|w8",
-        help="A checkpoint of the named network; of a language model, how many bits weights get.",
+        metavar="FILE|w4|w8|kept",
+        help="A checkpoint of the named network; of a language model, how many bits weights get; "
+        "kept: the integers and scales that it has.",
         show_default="w4 of a language model",
     ),
 ]
@@ -91,7 +97,29 @@ Evaluate = Annotated[
     typer.Option(metavar="FILE.txt", help="Of a language model: another text to evaluate."),
 ]
 GroupSize = Annotated[
-    int, typer.Option(help="Of a language model: how many 4-bit weights share a scale.")
+    int | None,
+    typer.Option(
+        min=0,
+        help="Of a language model or a checkpoint: how many 4-bit weights share a scale; 0: a row.",
+        show_default="32; the configuration's of a checkpoint",
+    ),
+]
+Embeddings = Annotated[
+    int | None,
+    typer.Option(
+        help="Of a checkpoint: bits of the tables of embeddings, 8 or 4; 0: they stay in float.",
+        show_default="8",
+    ),
+]
+ModelOf = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="Of a checkpoint: returns its PyTorch model, which is made on the device meta, where "
+        "it takes no memory.",
+        show_default="each matrix NAME.weight is a linear layer's",
+    ),
 ]
 Samples = Annotated[int, typer.Option(min=0, help="How many samples to measure accuracy on.")]
 Batches = Annotated[
@@ -105,21 +133,23 @@ def quantize(
         str,
         typer.Argument(
             help="A network by name (`lowbit bench networks` knows them), module:function that "
-            "returns a PyTorch model or a pair (model, example), FILE.onnx, or a language model: a "
-            "GGUF file or a folder of Hugging Face's.",
+            "returns a PyTorch model or a pair (model, example), FILE.onnx; a language model, a "
+            "GGUF file or a folder of Hugging Face's; or safetensors, a file, an index or a "
+            "folder, whose matrices are quantized a part at a time where --out is a file.",
             show_default=False,
             autocompletion=offered(_models),
         ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where to write it.", show_default=False)
+        Path,
+        typer.Option(metavar="DIR|FILE.safetensors", help="Where to write it.", show_default=False),
     ],
-    config: Config = "static",
+    config: Config = None,
     data: Data = None,
     weights: Weights = None,
     calibration: Calibration = None,
     evaluate: Evaluate = None,
-    group_size: GroupSize = 32,
+    group_size: GroupSize = None,
     symmetric: Symmetric = False,
     observer: Annotated[
         str, typer.Option(help="minmax, moving_average, percentile, entropy or mse.")
@@ -131,35 +161,53 @@ def quantize(
     correct_bias: CorrectBias = False,
     batches: Batches = 4,
     samples: Samples = 500,
+    embeddings: Embeddings = None,
+    model_of: ModelOf = None,
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Quantize a network or a language model, and report what became of it.
+    """Quantize a network, a language model or a checkpoint, and report what became of it.
 
-    Writes DIR/network.safetensors, which `lowbit run` and lowbit.graph.load take and which needs no
-    PyTorch, and DIR/report.json, which `lowbit report` shows. Of a language model, a folder that
-    `lowbit generate` takes; the report has the perplexity before and after.
+    Of a network, DIR has network.safetensors, which `lowbit run` and lowbit.graph.load take and
+    which needs no PyTorch, and report.json, which `lowbit report` shows. Of a language model, DIR
+    is a folder that `lowbit generate` takes, and the report has the perplexity before and after.
+    Of a checkpoint, which need not fit into memory, FILE is what lowbit.torch.load puts into a
+    model.
     """
-    if _is_language_model(model):
-        if data is not None or equalize or smooth is not None or correct_bias:
-            raise ValueError("a language model is calibrated by --calibration and --rounding alone")
-        how = _format(weights or "w4", group_size, symmetric, weight_range or "mse", rounding)
-        return _language_model(model, out, how, calibration, evaluate, threads, json_file)
-    if calibration is not None or evaluate is not None:
-        raise ValueError("--calibration and --evaluate are for language models; give --data")
-    from lowbit.models import report, source
-    from lowbit.models.quantize import Method
-
-    range_: Any = weight_range or "minmax"  # which Method checks
-    method = Method(
-        config=config, observer=observer, rounding=rounding, weight_range=range_,
-        equalize=equalize, smooth=smooth, correct_bias=correct_bias,
-    )  # fmt: skip
-    found = source.find(model, data, weights, batches)
-    made = report.quantize(found, method, out, threads=threads, samples=samples)
     with output(json_file) as show:
-        show(report.text(made), json.dumps(made, indent=1, allow_nan=False))
-    return print(f"written to {out}", file=sys.stderr)
+        if out.suffix == ".safetensors":
+            chosen = _configured(config or "int8_dynamic", group_size, rounding, embeddings)
+            show(*_checkpoint(model, out, chosen, model_of))
+        elif _is_language_model(model):
+            if data is not None or equalize or smooth is not None or correct_bias:
+                raise ValueError(
+                    "a language model is calibrated by --calibration and --rounding alone"
+                )
+            if weights == KEPT:
+                show(*_kept(model, out))
+            else:
+                how = _format(
+                    weights or "w4", 32 if group_size is None else group_size, symmetric,
+                    weight_range or "mse", rounding,
+                )  # fmt: skip
+                show(*_language_model(model, out, how, calibration, evaluate, threads))
+        else:
+            if calibration is not None or evaluate is not None:
+                raise ValueError(
+                    "--calibration and --evaluate are for language models; give --data"
+                )
+            from lowbit.models import report, source
+            from lowbit.models.quantize import Method
+
+            range_: Any = weight_range or "minmax"  # which Method checks
+            method = Method(
+                config=config or "static", observer=observer, rounding=rounding,
+                weight_range=range_, equalize=equalize, smooth=smooth, correct_bias=correct_bias,
+            )  # fmt: skip
+            found = source.find(model, data, weights, batches)
+            made = report.quantize(found, method, out, threads=threads, samples=samples)
+            show(report.text(made), json.dumps(made, indent=1, allow_nan=False))
+    print(f"written to {out}", file=sys.stderr)
 
 
 def _is_language_model(model: str) -> bool:
@@ -186,18 +234,67 @@ def _format(
 
 def _language_model(
     model: str, out: Path, format: WeightFormat, calibration: Path | None, evaluate: Path | None,
-    threads: int | None, json_file: str | None,
-) -> None:  # fmt: skip
+    threads: int | None,
+) -> tuple[str, str]:  # fmt: skip
+    """What is shown, and the same as JSON."""
     from lowbit.lm.quantize import quantize
 
     texts = (None if one is None else one.read_text("utf-8") for one in (calibration, evaluate))
     known, other = texts
-    with output(json_file) as show:
-        report = quantize(
-            model, out, format, calibration=known, evaluation=other, threads=threads,
-            on_layer=lambda number, count: print(f"layer {number} of {count}", file=sys.stderr),
-        )  # fmt: skip
-        text = json.dumps(asdict(report), indent=1)
-        (out / "report.json").write_text(text + "\n", "utf-8")
-        show(str(report), text)
-    print(f"written to {out}", file=sys.stderr)
+    report = quantize(
+        model, out, format, calibration=known, evaluation=other, threads=threads,
+        on_layer=lambda number, count: print(f"layer {number} of {count}", file=sys.stderr),
+    )  # fmt: skip
+    text = json.dumps(asdict(report), indent=1)
+    (out / "report.json").write_text(text + "\n", "utf-8")
+    return str(report), text
+
+
+def _kept(model: str, out: Path) -> tuple[str, str]:
+    """The same of a language model whose weights are written as they are, without rounding."""
+    from lowbit.lm.convert import convert
+
+    written = convert(Path(model), out)
+    text = (
+        f"{written.bytes_before:,} bytes of weights became {written.bytes_after:,}; "
+        f"{written.quantized:,} of them quantized"
+    )
+    notes = (f"{count:,}: {reason}" for reason, count in written.notes.items())
+    return "\n".join((text, *notes)), json.dumps(asdict(written), indent=1)
+
+
+def _checkpoint(
+    source: str, target: Path, config: QuantizeConfig, model: str | None
+) -> tuple[str, str]:
+    """The same of a checkpoint, which is read, quantized and written a part at a time."""
+    import torch
+
+    from lowbit.models.source import called
+    from lowbit.torch import quantize_checkpoint
+
+    made: Any = None
+    if model is not None:
+        with torch.device("meta"):
+            made = called(model)
+        made = made[0] if isinstance(made, tuple) else made  # else with an example
+    found = quantize_checkpoint(Path(source), target, config, made)
+    sizes = {"bytes_before": found.bytes_before, "bytes_after": found.bytes_after}
+    return str(found), json.dumps({**sizes, **asdict(found)}, indent=1)
+
+
+def _configured(
+    kind: str, group_size: int | None, rounding: str, embeddings: int | None
+) -> QuantizeConfig:
+    """ValueError: a configuration has no such option."""
+    from lowbit.torch.config import configurations
+
+    given: dict[str, Any] = {"embeddings": 8 if embeddings is None else embeddings or None}
+    if group_size is not None:
+        given["group_size"] = group_size or None
+    if rounding != "nearest":
+        given["method"] = rounding
+    made = configurations.get(kind)
+    unknown = given.keys() - {one.name for one in fields(made)}
+    if unknown:
+        raise ValueError(f"{kind} has no {', '.join(sorted(unknown)).replace('_', '-')}")
+    return made(**given)
