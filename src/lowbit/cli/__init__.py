@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:
     # This package serves the console command alone, and that has nothing else to say then.
     raise SystemExit(f"lowbit: the command line needs {missing.name}; {install('cli')}") from None
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main"]  # pyright: ignore[reportUnsupportedDunderAll]  (made when asked for)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -104,34 +104,40 @@ def generate(
     """
     from lowbit.lm import LanguageModel, Sampling
 
-    if raw and (system is not None or not prompts):
-        raise ValueError("--raw takes a text as it is; it has no place for --system, and needs one")
-    if json_file is not None and not prompts:
-        raise ValueError("--json is of prompts; a conversation is not written")
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling, "stop": stop or ()}
     place: dict[str, Any] = {"threads": threads, "cache": cache, "device": device}
     if not prompts:
-        lm = LanguageModel.load(model, **place)
-        return _conversation(lm, system, speculate, options)
+        if raw or json_file is not None:
+            raise ValueError("--raw and --json need a prompt")
+        _conversation(LanguageModel.load(model, **place), system, speculate, options)
+        return
+    if raw and system is not None:
+        raise ValueError("--raw takes a text as it is; it has no place for --system")
     said = [_said(sys.stdin.read() if prompt == "-" else prompt, system) for prompt in prompts]
-    options["raw"] = raw
     with opened(json_file) as file:
         lm = LanguageModel.load(model, sequences=min(sequences, len(said)), **place)
-        if len(said) == 1:
-            streams = [lm.generate(said[0], speculate=speculate, **options)]
-        else:
-            streams = lm.generate_many(said, **options)
-        begin = perf_counter()
-        texts, finished = _all_shown(streams, json_file != "-")
-        seconds = perf_counter() - begin
-        if file is not None:
-            found = [{"text": text, **one.figures()} for text, one in zip(texts, streams)]  # noqa: B905
-            file.write(json.dumps(found if len(said) > 1 else found[0], indent=1) + "\n")
+        _answered(lm, said, speculate, {**options, "raw": raw}, file, json_file != "-")
+
+
+def _answered(
+    lm: LanguageModel, said: Sequence[Any], speculate: int, options: dict[str, Any],
+    file: TextIO | None, shown: bool,
+) -> None:  # fmt: skip
+    """Answer prompts, print the texts if they are to be shown, and write them to a file."""
+    if len(said) == 1:
+        streams = [lm.generate(said[0], speculate=speculate, **options)]
+    else:
+        streams = lm.generate_many(said, **options)
+    begin = perf_counter()
+    texts, finished = _all_shown(streams, shown)
+    seconds = perf_counter() - begin
+    if file is not None:
+        found = [{"text": text, **one.figures()} for text, one in zip(texts, streams)]  # noqa: B905
+        file.write(json.dumps(found if len(said) > 1 else found[0], indent=1) + "\n")
     _print_total(streams, seconds)
     if not finished:
         raise typer.Exit(130)  # as shells tell of SIGINT
-    return None
 
 
 def _conversation(

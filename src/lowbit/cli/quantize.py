@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,25 +125,28 @@ Samples = Annotated[int, typer.Option(min=0, help="How many samples to measure a
 Batches = Annotated[
     int, typer.Option(min=1, help="Of 8 samples of the model's own, to calibrate with.")
 ]
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A network by name (`lowbit bench networks` knows them), module:function that "
+        "returns a PyTorch model or a pair (model, example), FILE.onnx; a language model, a "
+        "GGUF file or a folder of Hugging Face's; or safetensors, a file, an index or a "
+        "folder, whose matrices are quantized a part at a time where --out is a file.",
+        show_default=False,
+        autocompletion=offered(_models),
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(metavar="DIR|FILE.safetensors", help="Where to write it.", show_default=False),
+]
+Observer = Annotated[str, typer.Option(help="minmax, moving_average, percentile, entropy or mse.")]
 
 
 @command("quantize", example="quantize resnet34 --config static --data random --out resnet34-int8")
 def quantize(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A network by name (`lowbit bench networks` knows them), module:function that "
-            "returns a PyTorch model or a pair (model, example), FILE.onnx; a language model, a "
-            "GGUF file or a folder of Hugging Face's; or safetensors, a file, an index or a "
-            "folder, whose matrices are quantized a part at a time where --out is a file.",
-            show_default=False,
-            autocompletion=offered(_models),
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(metavar="DIR|FILE.safetensors", help="Where to write it.", show_default=False),
-    ],
+    model: Source,
+    out: Out,
     config: Config = None,
     data: Data = None,
     weights: Weights = None,
@@ -151,9 +154,7 @@ def quantize(
     evaluate: Evaluate = None,
     group_size: GroupSize = None,
     symmetric: Symmetric = False,
-    observer: Annotated[
-        str, typer.Option(help="minmax, moving_average, percentile, entropy or mse.")
-    ] = "minmax",
+    observer: Observer = "minmax",
     rounding: Rounding = "nearest",
     weight_range: WeightRange = None,
     equalize: Equalize = False,
@@ -174,40 +175,49 @@ def quantize(
     Of a checkpoint, which need not fit into memory, FILE is what lowbit.torch.load puts into a
     model.
     """
+    of_language = {"--calibration": calibration, "--evaluate": evaluate}
+    of_networks = {"--data": data, "--smooth": smooth, "--equalize": equalize or None,
+                   "--correct-bias": correct_bias or None}  # fmt: skip
     with output(json_file) as show:
         if out.suffix == ".safetensors":
+            _refuse(of_language | of_networks, "a checkpoint is quantized without data")
             chosen = _configured(config or "int8_dynamic", group_size, rounding, embeddings)
             show(*_checkpoint(model, out, chosen, model_of))
         elif _is_language_model(model):
-            if data is not None or equalize or smooth is not None or correct_bias:
-                raise ValueError(
-                    "a language model is calibrated by --calibration and --rounding alone"
-                )
-            if weights == KEPT:
-                show(*_kept(model, out))
-            else:
-                how = _format(
-                    weights or "w4", 32 if group_size is None else group_size, symmetric,
-                    weight_range or "mse", rounding,
-                )  # fmt: skip
-                show(*_language_model(model, out, how, calibration, evaluate, threads))
+            _refuse(of_networks, "of a language model there are --calibration and --rounding")
+            bits, range_ = weights or "w4", weight_range or "mse"
+            how = None if bits == KEPT else _format(bits, group_size, symmetric, range_, rounding)
+            show(*_language_model(model, out, how, calibration, evaluate, threads))
         else:
-            if calibration is not None or evaluate is not None:
-                raise ValueError(
-                    "--calibration and --evaluate are for language models; give --data"
-                )
-            from lowbit.models import report, source
-            from lowbit.models.quantize import Method
-
-            range_: Any = weight_range or "minmax"  # which Method checks
-            method = Method(
-                config=config or "static", observer=observer, rounding=rounding,
-                weight_range=range_, equalize=equalize, smooth=smooth, correct_bias=correct_bias,
-            )  # fmt: skip
-            found = source.find(model, data, weights, batches)
-            made = report.quantize(found, method, out, threads=threads, samples=samples)
-            show(report.text(made), json.dumps(made, indent=1, allow_nan=False))
+            _refuse(of_language, "they are for language models; give --data")
+            method: dict[str, Any] = {
+                "config": config or "static", "observer": observer, "rounding": rounding,
+                "weight_range": weight_range or "minmax", "equalize": equalize, "smooth": smooth,
+                "correct_bias": correct_bias,
+            }  # fmt: skip
+            show(*_network(model, out, method, data, weights, batches, threads, samples))
     print(f"written to {out}", file=sys.stderr)
+
+
+def _refuse(options: Mapping[str, Any], why: str) -> None:
+    """ValueError, with what is given of these options."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ValueError(f"{', '.join(given)}: {why}")
+
+
+def _network(
+    model: str, out: Path, method: Mapping[str, Any], data: str | None, weights: str | None,
+    batches: int, threads: int | None, samples: int,
+) -> tuple[Any, str]:  # fmt: skip
+    """What is shown, and the same as JSON."""
+    from lowbit.models import report, source
+    from lowbit.models.quantize import Method
+
+    how = Method(**method)
+    found = source.find(model, data, weights, batches)
+    made = report.quantize(found, how, out, threads=threads, samples=samples)
+    return report.text(made), json.dumps(made, indent=1, allow_nan=False)
 
 
 def _is_language_model(model: str) -> bool:
@@ -215,7 +225,7 @@ def _is_language_model(model: str) -> bool:
 
 
 def _format(
-    weights: str, group_size: int, symmetric: bool, range: Any, method: str
+    weights: str, size: int | None, symmetric: bool, range: Any, method: str
 ) -> WeightFormat:
     """What the options say. ValueError: they are none of a language model's."""
     from lowbit.weights.format import WeightFormat
@@ -225,6 +235,7 @@ def _format(
     for name, (value, values) in known.items():
         if value not in values:
             raise ValueError(f"--{name} must be {' or '.join(values)}, got {value!r}")
+    group_size = 32 if size is None else size
     if group_size < 8 or group_size % 8:
         raise ValueError(f"--group-size must be a multiple of 8, got {group_size}")
     if weights == "w8":
@@ -233,10 +244,12 @@ def _format(
 
 
 def _language_model(
-    model: str, out: Path, format: WeightFormat, calibration: Path | None, evaluate: Path | None,
-    threads: int | None,
+    model: str, out: Path, format: WeightFormat | None, calibration: Path | None,
+    evaluate: Path | None, threads: int | None,
 ) -> tuple[str, str]:  # fmt: skip
-    """What is shown, and the same as JSON."""
+    """The same of a language model; format: None keeps its weights as they are."""
+    if format is None:
+        return _kept(Path(model), out)
     from lowbit.lm.quantize import quantize
 
     texts = (None if one is None else one.read_text("utf-8") for one in (calibration, evaluate))
@@ -250,11 +263,10 @@ def _language_model(
     return str(report), text
 
 
-def _kept(model: str, out: Path) -> tuple[str, str]:
-    """The same of a language model whose weights are written as they are, without rounding."""
+def _kept(model: Path, out: Path) -> tuple[str, str]:
     from lowbit.lm.convert import convert
 
-    written = convert(Path(model), out)
+    written = convert(model, out)
     text = (
         f"{written.bytes_before:,} bytes of weights became {written.bytes_after:,}; "
         f"{written.quantized:,} of them quantized"
