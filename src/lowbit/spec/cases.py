@@ -95,7 +95,7 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
 
     The exercise's sizes with every fill; size one with the special ones, too; sizes of primes,
     blocks, one less and one more, and each size one while the others are not, with two fills each
-    in turn; if `long`, each size long, several blocks along all sizes, and a tensor of more
+    in turn; several blocks along one size, with data that rises and with ties; if `long`, each size long, several blocks along all sizes, and a tensor of more
     elements than 16 bits count.
     """
     first, *rest = size_sets(operation, blocks)
@@ -109,13 +109,15 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
 
     wide = tile_sets(operation, blocks) if long else []
     floats = any(tensor.is_float for tensor in operation.inputs)
-    further = () if not floats else FURTHER if operation.result.is_float else FURTHER[:1]
+    further = () if not floats else FURTHER if operation.result.is_float else FURTHER[:2]
     further = tuple(fill for fill in further if fill not in operation.excludes)
     cases = [Case(operation, first, fill) for fill in (*common, *further, *special(first))]
     for number, sizes in enumerate(rest):
         other = common[1 + number % (len(common) - 1)] if common[1:] else "normal"
         cases += [Case(operation, sizes), Case(operation, sizes, other)]
     cases += [Case(operation, sizes, fill) for sizes in rest[:1] for fill in special(sizes)]
+    spread = [fill for fill in ("rising", "ties") if fill in further]
+    cases += [Case(operation, s, fill) for s in _in_rows(operation, blocks) for fill in spread]
     if long:
         ones = dict.fromkeys(operation.names, 1)
         cases += [Case(operation, operation.fitted({**ones, name: _LONG})) for name in ones]
@@ -124,6 +126,14 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
         few = (first, *rest[1:3], *wide[:1])
         cases += [Case(operation, s, "normal", lay) for s in few for lay in _STRIDED]
     return cases
+
+
+def _in_rows(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
+    """Sizes of several blocks along one dimension and few of the others: what one block knows of
+    the ones before is tried with other data too."""
+    long = 2 * max((b for b in blocks if b > 1), default=_LEAST_BLOCK) + 3
+    few = dict.fromkeys(operation.names, 2)
+    return [_legal(operation, {**few, name: long}) for name in operation.names]
 
 
 def tile_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from lowbit.registry import Registry
@@ -44,6 +44,11 @@ class Request:
         if not callable(self.spec):
             raise TypeError(f"spec is {self.spec!r}; give an annotated function, or an Operation")
         return self.spec if isinstance(self.spec, Operation) else from_function(self.spec)
+
+    def each_result(self) -> list[Request]:
+        """One for each result that the specification returns."""
+        one = self.operation
+        return [replace(self, spec=spec) for spec in (one, *one.others)]
 
     def bound(self) -> Subject:
         """The kernel, bound to the operation by the backend that takes it.

@@ -178,18 +178,18 @@ class KernelSubject(Subject):
 
     def refusals(self, case: Case) -> list[Finding]:
         found, sizes = list[Finding](), case.sizes
-        tensors = (*self.operation.inputs, self.operation.result)
+        scratch = self.binding.scratch_at(sizes)
+        tensors = (*self.operation.inputs, self.operation.result, *scratch)
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
         dtypes = {t.name: t.dtype for t in tensors}
-        dtypes |= {name: one.dtype for name, one in self.binding.scratch.items()}
         if not self.binding.packed:
             refused = self.kernel.refused(self.binding.arguments(sizes, strides), dtypes)
             found += [] if refused is None else [refused]
         constants = [one.name for one in self.kernel.parameters if one.constant]
         if self.kernel.has_addresses and self.any_sizes and not self.binding.packed:
-            own, machinery = self.binding.arguments, self.kernel.machinery
+            binding, machinery = self.binding, self.kernel.machinery
             usual: Severity = "warning" if self.binding.strides_taken else "note"
-            how = (own, self.grid_at, self.kernel.run, constants, machinery, usual)
+            how = (binding, self.grid_at, self.kernel.run, constants, machinery, usual)
             found += [one for one in (wrapping(self.operation, *how),) if one is not None]
         if self.kernel.alternatives and (spoiled := self._spoiled_by_trials(case)) is not None:
             found.append(spoiled)
