@@ -114,7 +114,7 @@ class KernelSubject(Subject):
     def cases(self) -> tuple[list[Case], list[str]]:
         strided, blocks = bool(self.binding.strides_taken), tuple(self.binding.blocks.values())
         # A thousand blocks take too long in a slow one.
-        cases = cases_of(self.operation, blocks, strided, not self.slow)
+        cases = cases_of(self.operation, blocks, strided, not self.slow, self._single)
         untried = self.request.untried
         cases = [case for case in cases if case.fill not in untried]
         fixed = any(isinstance(n, int) and n > 1 for n in self.request.given.values())
@@ -161,6 +161,21 @@ class KernelSubject(Subject):
                 "numbers, 0 or more, or a function of the sizes that returns them"
             )
         return grid_of(dims)
+
+    @property
+    def _single(self) -> list[str]:
+        """The sizes for each index of which there is a program."""
+        found = list[str]()
+        for name in self.operation.names if self.any_sizes else ():
+            sizes = self.operation.fitted(dict.fromkeys(self.operation.names, 64))
+            more = self.operation.fitted({**sizes, name: sizes[name] + 1})
+            try:
+                few, many = prod(self.grid_at(sizes)), prod(self.grid_at(more))
+            except Exception:  # somebody's own function, of sizes that nobody asks for
+                continue
+            if few * more[name] == many * sizes[name]:
+                found.append(name)
+        return found
 
     def _too_long(self, sizes: Sizes) -> Iterator[str]:
         """Which sizes are too long for a grid like this."""

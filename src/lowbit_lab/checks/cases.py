@@ -104,10 +104,11 @@ def _check_result(
 
 
 def _few(cases: list[Case]) -> list[Case]:
-    """Some data at the exercise's sizes, and a few other sizes."""
-    exercise = [case for case in cases if case.sizes == cases[0].sizes and case.fill in _FEW_FILLS]
-    others = [case for case in cases if case.sizes != cases[0].sizes]
-    return exercise + others[:_FEW_SIZES]
+    """Some data, and a few other sizes."""
+    plain = [case for case in cases if case.layout == "contiguous"]
+    filled = [next((case for case in plain if case.fill == fill), None) for fill in _FEW_FILLS]
+    others = [case for case in plain[1:] if case.fill == "normal"]
+    return [*(case for case in filled if case is not None), *others[:_FEW_SIZES]]
 
 
 class _Pace:
