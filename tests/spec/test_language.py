@@ -152,6 +152,6 @@ def test_sums_that_the_result_keeps_make_the_budget_longer() -> None:
         case = Case(from_function(function), {"R": 2, "T": 1025}, "offset")
         expected = case.expect(case.inputs(0))
         relative.append(expected.budget[0, -1] / abs(expected.reference[0, -1]) / FLOAT32_UNIT)
-    # (1 + 8 + 32) roundings of the sum and of its move; 9 of an element.
+    # (1 + 8 + 32) roundings of the sum; 9 of an element, and 9 of its move by one.
     assert relative[0] > 41
-    assert relative[1] <= 18
+    assert relative[1] <= 20
