@@ -54,7 +54,7 @@ def test_options_mean_the_same_everywhere(commands: dict[tuple[str, ...], Any]) 
     assert {("info",), ("demo",), ("run",), ("quantize",), ("view",)} <= {w for w, _ in json_file}
     assert {one.help for _, one in json_file} == {"Write it as JSON to a file; -: to the terminal."}
     # What is traced is another library's call, which is read in one thread.
-    threads = [one for words, one in by_option["--threads"] if words != ("trace",)]
+    threads = [one for words, one in by_option["--threads"] if words != ("explain", "call")]
     assert {(one.default, one.show_default) for one in threads} == {(None, "all")}
     assert {one.default for _, one in by_option["--seed"]} == {0}
 
@@ -90,3 +90,42 @@ def test_run_writes_json_to_the_terminal_alone(tmp_path: Path) -> None:
     assert found["outputs"] == {"y": {"dtype": "float32", "shape": [1, 3], "range": [0.0, 2.0]}}
     assert 0 < found["seconds"]["least"] <= found["seconds"]["median"]
     assert found["nodes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [
+        (("anatomy", "mine.py"), "lowbit explain kernel"),
+        (("chat", "a.gguf"), "lowbit generate MODEL"),
+        (("tune", "gpu"), "lowbit bench tune"),
+    ],
+)
+def test_an_old_name_answers_with_the_new_one(words: tuple[str, ...], new: str) -> None:
+    told = CliRunner().invoke(app, [*words])
+    assert told.exit_code == 2
+    assert new in told.output
+
+
+def test_explain_goes_by_what_is_named(tmp_path: Path) -> None:
+    from lowbit_lab.cli.explain import kind_of
+
+    (tmp_path / "kernel.py").write_text("def spec(): ...\n")
+    (tmp_path / "script.py").write_text("import numpy\n\ndef run():\n    return 1\n")
+    known = {
+        "64x128:128x32": "matmul",
+        "product:generic": "kernel",
+        "long_sum": "kernel",
+        f"{tmp_path}/kernel.py": "kernel",
+        f"{tmp_path}/kernel.py:second": "kernel",
+        f"{tmp_path}/script.py": "call",
+        "absent.py": "kernel",
+        "torch:linear 8x8": "call",
+        "onnxruntime:net.onnx": "call",
+        "resnet34": "network",
+        "mine.models:make": "network",
+        "net.onnx": "network",
+    }
+    assert {named: kind_of(named) for named in known} == known
+    told = CliRunner().invoke(app, ["explain", "nothing"])
+    assert "no model is called 'nothing'" in told.output
+    assert told.exit_code

@@ -107,7 +107,7 @@ def test_every_command_that_is_named_exists() -> None:
         for match in _COMMAND.finditer(_in_shells(page.read_text(encoding="utf-8"))):
             command, words = root, match[1].split()
             while words and hasattr(command, "get_command"):
-                found = command.get_command(typer.Context(command), words.pop(0))
+                _, found, words = command.resolve_command(typer.Context(command), words)
                 assert found is not None, f"{page.name}: {match[0]}"
                 command, seen = found, seen + 1
             known = {

@@ -35,6 +35,7 @@ TITLES: Mapping[str, str] = {
     "special-values": "special numbers come out as NaN or infinity, and should not",
     "nan-leak": "NaN or infinity reaches a result that does not depend on it",
     "nan-chosen": "the order of NaN and numbers is another one than the reference's",
+    "cancellation": "off by roundings of numbers as large as the inputs",
     "block-sizes": "wrong with other block sizes",
     "wrong-result": "returns something else than the specification's result",
     "crash": "the kernel stops with an error",

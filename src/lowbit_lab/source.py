@@ -148,7 +148,8 @@ def _problems(
         raise TypeError(
             f"{path}: spec is {spec!r}; it must be an Operation, or a function with annotations"
         )
-    operation: Operation = spec if isinstance(spec, Operation) else from_function(spec)
+    function: Any = spec
+    operation: Operation = spec if isinstance(spec, Operation) else from_function(function)
     exercise = dict(operation.exercise)
     missing = [n for n in operation.names if n not in {*exercise, *stated, *small}]
     if default is not None:

@@ -257,7 +257,7 @@ def test_an_explanation_of_a_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what it does without a GPU")
 @pytest.mark.parametrize(
     "words",
-    ["bench linear --device cuda", "tune gpu", "explain linear 1x128:128x128 --device cuda"],
+    ["bench linear --device cuda", "bench tune", "explain linear 1x128:128x128 --device cuda"],
 )
 def test_without_a_gpu_one_line_and_exit_code_2(words: str) -> None:
     result = CliRunner().invoke(app, words.split())

@@ -183,6 +183,8 @@ def test_a_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert absent["lowbit float"] == "crashed with SIGSEGV"
     ours = [row for row in record.rows if row.implementation == "lowbit"]
     assert all(row.extra[PERPLEXITY] > 1 and row.extra["peak_bytes"] == 1e6 for row in ours)
+    assert {row.note for row in ours} == {"activations: grouped; cache: bfloat16"}
+    assert all(one.pool == one.name for one in suite.implementations())
     text = next(row for row in ours if TEXT in row.sizes)
     assert text.limit_share is not None
     assert (

@@ -21,10 +21,11 @@ from lowbit.graph import Session, load  # noqa: E402
 from lowbit.models.model import Model, models  # noqa: E402
 from lowbit.models.work import linear_share, multiply_adds  # noqa: E402
 from lowbit_lab.bench import Plan, Record, run  # noqa: E402
+from lowbit_lab.bench.core.case import find  # noqa: E402
 from lowbit_lab.bench.core.clock import Limits  # noqa: E402
 from lowbit_lab.bench.core.stamps import outside_kernels  # noqa: E402
 from lowbit_lab.bench.networks import serve  # noqa: E402
-from lowbit_lab.bench.networks.engine import FLOAT, REFERENCE, STATIC, Work, engines  # noqa: E402
+from lowbit_lab.bench.networks.engine import FLOAT, MEASURE, REFERENCE, STATIC, Engine, Work  # noqa: E402
 from lowbit_lab.bench.networks.prepare import Facts, Task, prepare  # noqa: E402
 from lowbit_lab.bench.suites import networks  # noqa: E402
 
@@ -48,6 +49,12 @@ class Tiny(Model):
 
     def accuracy(self, run: Any, limit: Any = None, reference: Any = None) -> Any:
         raise NotImplementedError
+
+
+def _engine(name: str) -> Engine:
+    found = find("networks", name)
+    assert isinstance(found, Engine)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +95,7 @@ def test_engines_run_what_was_prepared(prepared: tuple[Path, Facts]) -> None:
     work = Work("tiny", None, str(folder), 2, 1)
     errors = {}
     for name in ("lowbit int8", "lowbit fp32", "torch fp32"):
-        made = serve.outputs(engines.get(name).open(work), work.arrays("inputs.npz"), 2)
+        made = serve.outputs(_engine(name).open(work), work.arrays("inputs.npz"), 2)
         errors[name] = np.abs(made - ideal).max() / np.abs(ideal).max()
     assert errors["torch fp32"] < 1e-6
     assert errors["lowbit fp32"] < 1e-5
@@ -105,8 +112,12 @@ def test_what_is_outside_of_kernels_is_a_share(prepared: tuple[Path, Facts]) -> 
 class Near(RemoteHere):
     KNOWN = ("lowbit int8", "lowbit fp32", "torch fp32")
 
+    def answer(self, seconds: float) -> Any:
+        assert super().answer(seconds) == ""
+        return f"{self.name} in its process"
+
     def ask(self, question: Any, seconds: float) -> Any:
-        return {} if question == serve.MEASURE else super().ask(question, seconds)
+        return {} if question == MEASURE else super().ask(question, seconds)
 
 
 def _prepared_here(function: Any, task: Task, seconds: float) -> Facts:
@@ -123,8 +134,7 @@ def test_a_run_has_everybody_and_says_who_is_missing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(networks, "Remote", Near)
     monkeypatch.setattr(networks, "run_remote", _prepared_here)
     monkeypatch.setattr(serve, "share_processor", lambda: None)
-    for one in engines:
-        monkeypatch.setattr(type(one), "unavailable", lambda self: None)
+    monkeypatch.setattr(Engine, "available", lambda self, case: None)
     kept: list[Record] = []
     suite = _suite(batch="1,2")
     plan = Plan(limits=Limits(seconds=0.05, least_rounds=3, whole=True))
@@ -136,6 +146,7 @@ def test_a_run_has_everybody_and_says_who_is_missing(monkeypatch: pytest.MonkeyP
     rows = {row.implementation: row for row in record.rows}
     assert rows["torch fp32"].extra["sqnr_db"] > 100 > rows["lowbit int8"].extra["sqnr_db"] > 20
     assert set(rows["lowbit fp32"].ratios) == {"lowbit int8", "torch fp32"}
+    assert rows["lowbit fp32"].note == "lowbit fp32 in its process"
     assert rows["lowbit int8"].operations == 2 * 2 * (16 * 25 * 27 + 160)
     reasons = {one.implementation: one.reason for one in record.absent}
     assert reasons["OpenVINO fp32"] == "RuntimeError: no exporter"
@@ -178,7 +189,7 @@ def test_linear_networks_are_timed_both_ways() -> None:
 
 
 def test_what_is_kept_gives_way_to_what_is_shown(tmp_path: Path) -> None:
-    from lowbit.cli.app import output
+    from lowbit.cli.application import output
 
     path = tmp_path / "record.json"
     with output(str(path)) as show:
@@ -221,4 +232,4 @@ def test_a_model_that_comes_as_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (x,) = InFile().example(3)
     assert np.allclose(np.load(tmp_path / "out" / REFERENCE), x @ weight, atol=1e-5)
     with pytest.raises(ValueError, match="small comes as an ONNX file"):
-        engines.get("torch fp32").open(Work("small", None, str(tmp_path / "out"), 1, 1))
+        _engine("torch fp32").open(Work("small", None, str(tmp_path / "out"), 1, 1))

@@ -236,11 +236,10 @@ def test_a_trial_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == dict.fromkeys(jobs)
 
 
-def test_the_command_needs_a_gpu() -> None:
+def test_the_command_refuses_what_is_no_shape() -> None:
     pytest.importorskip("typer")
     from typer.testing import CliRunner
 
-    from lowbit_lab.cli.tune import tune as application
+    from lowbit.cli import app
 
-    runner = CliRunner()
-    assert runner.invoke(application, ["1x64"]).exit_code == 2
+    assert CliRunner().invoke(app, ["bench", "tune", "1x64"]).exit_code == 2

@@ -411,3 +411,56 @@ def test_a_function_may_be_passed_as_a_constant(function: Any, spec: Any) -> Non
     assert check(applied, spec, grid=blocks, F=function, device="cpu", stop=True)
     wrong = check(applied, spec, grid=blocks, F=_negative, device="cpu", stop=True)
     assert wrong.kinds == ("wrong-values",)
+
+
+# A largest number that comes last, and what cancels then.
+
+
+def softmax(x: Float32[np.ndarray, "N T"]) -> Float32[np.ndarray, "N T"]:
+    powers = np.exp(x - x.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@triton.jit
+def softmax_by_the_first_block(x_ptr, z_ptr, N, T, B: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * T
+    j = tl.arange(0, B)
+    largest = tl.max(tl.load(x_ptr + row + j, mask=j < T, other=-float("inf")), axis=0)
+    total = 0.0
+    for start in range(0, T, B):
+        j = start + tl.arange(0, B)
+        x = tl.load(x_ptr + row + j, mask=j < T, other=-float("inf"))
+        total += tl.sum(tl.exp(x - largest), axis=0)
+    for start in range(0, T, B):
+        j = start + tl.arange(0, B)
+        x = tl.load(x_ptr + row + j, mask=j < T, other=0.0)
+        tl.store(z_ptr + row + j, tl.exp(x - largest) / total, mask=j < T)
+
+
+def below_the_sum(x: Float32[np.ndarray, "N T"]) -> Float32[np.ndarray, "N"]:
+    largest = x.max(axis=1)
+    return np.log(np.exp(x - largest[:, None]).sum(axis=1)) + (largest - x[:, -1])
+
+
+@triton.jit
+def subtracted_at_the_end(x_ptr, z_ptr, N, T, B: tl.constexpr):
+    row = x_ptr + tl.program_id(0).to(tl.int64) * T
+    j = tl.arange(0, B)
+    x = tl.load(row + j, mask=j < T, other=-float("inf"))
+    largest = tl.max(x, axis=0)
+    total = largest + tl.log(tl.sum(tl.exp(x - largest), axis=0))
+    tl.store(z_ptr + tl.program_id(0), total - tl.load(row + T - 1))
+
+
+@SLOW
+def test_the_largest_may_come_in_a_later_block() -> None:
+    result = check(softmax_by_the_first_block, softmax, grid=rows, B=32, device="cpu", stop=True)
+    assert result.kinds == ("wrong-values",), str(result)
+    assert result.findings[0].fill == "rising"
+
+
+@SLOW
+def test_what_cancels_among_large_numbers_is_a_warning() -> None:
+    result = checked(subtracted_at_the_end, below_the_sum)
+    assert result.ok, str(result)
+    assert "cancellation" in {f.kind for f in result.findings}

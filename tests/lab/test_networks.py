@@ -18,7 +18,7 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from lowbit.cli.app import app
+from lowbit.cli.application import app
 from lowbit.graph import save
 from lowbit.models import report, source
 from lowbit.models.model import Model, classified, models

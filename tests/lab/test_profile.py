@@ -39,7 +39,7 @@ def test_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     Path("profiled_of_tests.py").write_text(MODULE)
     files = ("--json", "profile.json", "--html", "profile.html")
-    told = _run("profile", "profiled_of_tests:pair", "--threads", "1", *files)
+    told = _run("explain", "network", "profiled_of_tests:pair", "--threads", "1", *files)
     found = json.loads(Path("profile.json").read_text())
     assert [side["name"] for side in found["sides"]] == ["float32", "quantized, static"]
     assert math.isclose(sum(one["share"] for one in found["operators"]), 1)
@@ -84,7 +84,7 @@ def test_a_network_that_is_compiled_already(
     rows = net("Gather", table, net.input("batch", dtype="int64"), axis=0)
     net("MatMul", net("Relu", rows), net.weight(24, 10, bits=None))
     save(net.graph(), "net.safetensors")
-    told = _run("profile", "net.safetensors", "--threads", "1", "--json", "profile.json")
+    told = _run("explain", "network", "net.safetensors", "--threads", "1", "--json", "profile.json")
     assert "as compiled: layers" in told
     assert "PyTorch" not in told
     (side,) = json.loads(Path("profile.json").read_text())["sides"]
@@ -99,10 +99,12 @@ def test_a_network_that_is_compiled_already(
 def test_what_is_no_network_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    assert "no model is called 'nothing'" in _fails("profile", "nothing")
-    assert "threads is 0; it must be at least 1" in _fails("profile", "nothing", "--threads", "0")
+    assert "no model is called 'nothing'" in _fails("explain", "network", "nothing")
+    assert "threads is 0; it must be at least 1" in _fails(
+        "explain", "network", "nothing", "--threads", "0"
+    )
     Path("profiled_again.py").write_text(MODULE)
-    told = _fails("profile", "profiled_again:pair", "--config", "int3")
+    told = _fails("explain", "network", "profiled_again:pair", "--config", "int3")
     assert "config 'int3' is not known" in told
 
 
@@ -132,7 +134,7 @@ def test_what_was_not_measured_well_is_marked(
 
     monkeypatch.setattr(Session, "profile", profile)
     files = ("--json", "profile.json", "--html", "profile.html")
-    shown = _run("profile", "net.safetensors", "--threads", "2", *files)
+    shown = _run("explain", "network", "net.safetensors", "--threads", "2", *files)
     (side,) = json.loads(Path("profile.json").read_text())["sides"]
     *others, layer = side["layers"]
     assert layer["op"] == "MatMul"

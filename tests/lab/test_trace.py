@@ -120,14 +120,14 @@ def test_the_command(product: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     monkeypatch.setattr(run, "trace", traced)
     runner = CliRunner()
-    shown = runner.invoke(app, ["trace", "x", "--json", "-"])
+    shown = runner.invoke(app, ["explain", "call", "x", "--json", "-"])
     assert shown.exit_code == 0
     assert json.loads(shown.stdout)["subject"] == product.subject
     file = tmp_path / "trace.json"
-    shown = runner.invoke(app, ["trace", "x", "--whole", "--json", str(file)])
+    shown = runner.invoke(app, ["explain", "call", "x", "--whole", "--json", str(file)])
     assert "fast path" in shown.stdout
     assert json.loads(file.read_text()) == json.loads(product.to_json())
-    ended = runner.invoke(app, ["trace", "it ends"])
+    ended = runner.invoke(app, ["explain", "call", "it ends"])
     assert ended.exit_code == 1
     assert ended.stderr == "lowbit: it ended its process\n"
 
@@ -208,7 +208,7 @@ def test_unknown_subjects_are_bad_input(
     Path("folder.py").mkdir()
     Path("notes.txt").touch()
     Path("empty.py").touch()
-    shown = CliRunner().invoke(app, ["trace", text])
+    shown = CliRunner().invoke(app, ["explain", "call", text])
     assert shown.exit_code == 2
     assert re.search(said, shown.stderr)
 

@@ -1,4 +1,4 @@
-"""Folders that `lowbit convert` writes: the model that was read, to the bit."""
+"""Folders that `lowbit quantize --weights kept` writes: the model that was read, to the bit."""
 
 from __future__ import annotations
 
@@ -161,7 +161,10 @@ def test_the_tokenizer_of_gguf_comes_along(tmp_path):
     from language_models import smollm2
 
     path = smollm2()
-    result = CliRunner().invoke(app, ["convert", str(path), str(tmp_path / "out"), "--json", "-"])
+    result = CliRunner().invoke(
+        app,
+        ["quantize", str(path), "--weights", "kept", "--out", str(tmp_path / "out"), "--json", "-"],
+    )
     assert result.exit_code == 0
     one, other = LanguageModel.load(path), LanguageModel.load(tmp_path / "out")
     ids = one.tokenizer.encode("Träume, 3 of them.")

@@ -1,4 +1,4 @@
-"""`lowbit generate` and `lowbit chat`, with an engine whose answers are known."""
+"""`lowbit generate`, with an engine whose answers are known."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_several_prompts_are_answered_in_their_order(
 
 
 def test_what_was_guessed_is_told() -> None:
-    done = call("chat", "a.gguf", "--speculate", "7", typed="Hi\nAnd?\n")
+    done = call("generate", "a.gguf", "--speculate", "7", typed="Hi\nAnd?\n")
     assert done.exit_code == 0
     assert done.stdout == f"{ANSWER}\n" * 2  # the second one is in its prompt
     assert " guesses right; ended by end" in done.stderr.splitlines()[1]
@@ -152,7 +152,7 @@ def test_what_was_guessed_is_told() -> None:
         (("generate", "a.gguf", "a " * 300), 2, "tokens; the context holds 200"),
         (("generate", "a.gguf", "a", "--stop", ""), 2, "a stop string is empty"),
         (("generate", "a.gguf", "a", "--json", "/nowhere/a"), 1, "/nowhere/a: No such file"),
-        (("chat", "a.gguf", "--temperature", "-1"), 2, "temperature is -1.0"),
+        (("generate", "a.gguf", "--temperature", "-1"), 2, "temperature is -1.0"),
     ],
 )
 def test_errors_are_one_line(arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -165,7 +165,7 @@ def test_errors_are_one_line(arguments: tuple[str, ...], code: int, message: str
 
 
 def test_a_conversation_keeps_what_was_said(model: type[FakeModel]) -> None:
-    done = call("chat", "a.gguf", "--system", "S", "--stop", "\n", typed="Hi\n\nAnd?\n")
+    done = call("generate", "a.gguf", "--system", "S", "--stop", "\n", typed="Hi\n\nAnd?\n")
     assert done.exit_code == 0, done.stderr
     assert done.stdout == "Red, blue 😀.\n" * 2
     assert [one["content"] for one in model.asked[0][0]] == ["S", "Hi"]
@@ -177,7 +177,7 @@ def test_a_conversation_that_is_full_goes_on(model: type[FakeModel]) -> None:
     """The context holds 200 tokens; an answer has 10, a question some 20."""
     said = [f"Number {n}: what is the colour of the sky?" for n in range(9)]
     said[5] = "much too long " * 80
-    done = call("chat", "a.gguf", "--system", "S", "--max-tokens", "20", typed="\n".join(said))
+    done = call("generate", "a.gguf", "--system", "S", "--max-tokens", "20", typed="\n".join(said))
     assert done.exit_code == 0, done.stderr
     assert done.stdout == f"{ANSWER}\n" * 8
     told = [line for line in done.stderr.splitlines() if "context" in line]
@@ -211,7 +211,7 @@ def test_ctrl_c_ends_the_text_where_it_is(
     assert "text: 3 tokens" in done.stderr
     assert "ended by Ctrl-C" in done.stderr
     assert json.loads(file.read_text())["text"] == "Red, blue"
-    done = call("chat", "a.gguf", "--speculate", "0", typed="Hi\nAnd?\n")
+    done = call("generate", "a.gguf", "--speculate", "0", typed="Hi\nAnd?\n")
     assert done.exit_code == 0
     assert done.stdout == "Red, blue\n" * 2
 

@@ -11,6 +11,7 @@ pytest.importorskip("jaxtyping")
 from jaxtyping import Float16, Float32
 
 from lowbit.spec import Case, Operation, TensorType, exercises, from_function, operation
+from lowbit.spec.dtypes import FLOAT32_UNIT
 
 RNG = np.random.default_rng(0)
 
@@ -137,3 +138,20 @@ def test_the_decorator_checks_the_exercise() -> None:
     assert made.names == ("N", "T")
     with pytest.raises(ValueError, match="has the sizes N, T; got N, K"):
         operation(exercise={"N": 2, "K": 3})(row_sum)
+
+
+def test_sums_that_the_result_keeps_make_the_budget_longer() -> None:
+    def running(x: Float32[np.ndarray, "R T"]) -> Float32[np.ndarray, "R T"]:
+        return np.cumsum(x, axis=1)
+
+    def of_each(x: Float32[np.ndarray, "R T"]) -> Float32[np.ndarray, "R T"]:
+        return x + 1
+
+    relative = []
+    for function in (running, of_each):
+        case = Case(from_function(function), {"R": 2, "T": 1025}, "offset")
+        expected = case.expect(case.inputs(0))
+        relative.append(expected.budget[0, -1] / abs(expected.reference[0, -1]) / FLOAT32_UNIT)
+    # (1 + 8 + 32) roundings of the sum; 9 of an element, and 9 of its move by one.
+    assert relative[0] > 41
+    assert relative[1] <= 20

@@ -188,7 +188,7 @@ def test_the_command(tmp_path: Path) -> None:
     model = Writer()
     source = written(model, tmp_path, 1)
     options = ["--config", "int4_weight_only", "--group-size", "16", "--json", "-"]
-    command = ["checkpoint", str(source), str(tmp_path / "small.safetensors"), *options]
+    command = ["quantize", str(source), "--out", str(tmp_path / "small.safetensors"), *options]
     done = CliRunner().invoke(app, [*command, "--model", f"{__name__}:Writer"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
@@ -199,5 +199,5 @@ def test_the_command(tmp_path: Path) -> None:
     tokens = torch.arange(6)
     with torch.inference_mode():
         assert torch.equal(small.eval()(tokens), other.eval()(tokens))
-    refused = CliRunner().invoke(app, ["checkpoint", *command[1:3], "--group-size", "16"])
+    refused = CliRunner().invoke(app, [*command[:4], "--group-size", "16"])
     assert refused.exit_code == 2

@@ -3,23 +3,35 @@ packages bring commands by entry points of the group "lowbit.commands", function
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 from lowbit.registry.extras import install
 
 try:
-    from lowbit.cli.app import app, commands
+    from lowbit.cli import application
 
-    commands.load()
-    for found in entry_points(group="lowbit.commands"):
-        found.load()()
+    application.commands.load()
 except ModuleNotFoundError as missing:
     # This package serves the console command alone, and that has nothing else to say then.
     raise SystemExit(f"lowbit: the command line needs {missing.name}; {install('cli')}") from None
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main"]  # pyright: ignore[reportUnsupportedDunderAll]  (made when asked for)
+
+
+def __getattr__(name: str) -> Any:
+    """`app`, the application with all commands."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for found in entry_points(group="lowbit.commands"):
+        found.load()()
+    return application.app
 
 
 def main() -> None:
-    """The console command `lowbit`."""
-    app()
+    """The console command `lowbit`. Others' commands are looked for where none of this package is
+    asked for: that takes some hundredths of a second, and a first word should come soon."""
+    known = {name.partition(" ")[2] for name in application.commands.names()}
+    own = not known.isdisjoint(sys.argv[1:2])
+    (application.app if own else __getattr__("app"))()

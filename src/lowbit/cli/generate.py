@@ -1,4 +1,4 @@
-"""The commands `lowbit generate` and `lowbit chat`."""
+"""The command `lowbit generate`: texts of prompts, or a conversation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from lowbit.cli.app import JsonFile, Threads, command, opened
+from lowbit.cli.application import JsonFile, Threads, command, opened
 
 if TYPE_CHECKING:
     from lowbit.lm import LanguageModel, Stream
@@ -68,14 +68,14 @@ Speculate = Annotated[
 def generate(
     model: Model,
     prompts: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="PROMPT...",
             help="What the user says; -: read from stdin. Several are answered "
             "together, each by itself.",
-            show_default=False,
+            show_default="a conversation, a line at a time",
         ),
-    ],
+    ] = None,
     system: System = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Go on with the text itself, without a chat template.")
@@ -99,62 +99,53 @@ def generate(
 
     The text comes on stdout while it is made, tokens per second on stderr at its end. Ctrl-C ends
     it where it is. Texts of several prompts come in their order, with an empty line between them;
-    tokens are not guessed there.
+    tokens are not guessed there. Without a prompt it is a conversation: Ctrl-D ends that, or Ctrl-C
+    where the model waits; where it is longer than the context, what was said first is left out.
     """
     from lowbit.lm import LanguageModel, Sampling
 
+    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
+    options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling, "stop": stop or ()}
+    place: dict[str, Any] = {"threads": threads, "cache": cache, "device": device}
+    if not prompts:
+        if raw or json_file is not None:
+            raise ValueError("--raw and --json need a prompt")
+        _conversation(LanguageModel.load(model, **place), system, speculate, options)
+        return
     if raw and system is not None:
         raise ValueError("--raw takes a text as it is; it has no place for --system")
-    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     said = [_said(sys.stdin.read() if prompt == "-" else prompt, system) for prompt in prompts]
-    place: dict[str, Any] = {"threads": threads, "cache": cache, "device": device}
     with opened(json_file) as file:
         lm = LanguageModel.load(model, sequences=min(sequences, len(said)), **place)
-        options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling,
-                                   "stop": stop or (), "raw": raw}  # fmt: skip
-        if len(said) == 1:
-            streams = [lm.generate(said[0], speculate=speculate, **options)]
-        else:
-            streams = lm.generate_many(said, **options)
-        begin = perf_counter()
-        texts, finished = _all_shown(streams, json_file != "-")
-        seconds = perf_counter() - begin
-        if file is not None:
-            found = [{"text": text, **one.figures()} for text, one in zip(texts, streams)]  # noqa: B905
-            file.write(json.dumps(found if len(said) > 1 else found[0], indent=1) + "\n")
+        _answered(lm, said, speculate, {**options, "raw": raw}, file, json_file != "-")
+
+
+def _answered(
+    lm: LanguageModel, said: Sequence[Any], speculate: int, options: dict[str, Any],
+    file: TextIO | None, shown: bool,
+) -> None:  # fmt: skip
+    """Answer prompts, print the texts if they are to be shown, and write them to a file."""
+    if len(said) == 1:
+        streams = [lm.generate(said[0], speculate=speculate, **options)]
+    else:
+        streams = lm.generate_many(said, **options)
+    begin = perf_counter()
+    texts, finished = _all_shown(streams, shown)
+    seconds = perf_counter() - begin
+    if file is not None:
+        found = [{"text": text, **one.figures()} for text, one in zip(texts, streams)]  # noqa: B905
+        file.write(json.dumps(found if len(said) > 1 else found[0], indent=1) + "\n")
     _print_total(streams, seconds)
     if not finished:
         raise typer.Exit(130)  # as shells tell of SIGINT
 
 
-@command("chat", example="chat model.gguf --temperature 0.7 --min-p 0.1")
-def chat(
-    model: Model,
-    system: System = None,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repeat_penalty: RepeatPenalty = 1.0,
-    seed: Seed = 0,
-    stop: Stop = None,
-    cache: Cache = "bfloat16",
-    device: Device = "cpu",
-    speculate: Speculate = 0,
-    threads: Threads = None,
+def _conversation(
+    lm: LanguageModel, system: str | None, speculate: int, options: dict[str, Any]
 ) -> None:
-    """Talk with a language model, a line at a time.
-
-    Ctrl-C ends an answer where it is; Ctrl-D, or Ctrl-C where the model waits, ends the
-    conversation. Where it has become longer than the context, what was said first is left out.
-    """
-    from lowbit.lm import LanguageModel, Sampling
-
+    """Ask and answer, a line at a time, until the input ends."""
     with suppress(ImportError):
         import readline  # noqa: F401  (lines can be edited)
-    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
-    lm = LanguageModel.load(model, threads=threads, cache=cache, device=device)
     messages = [] if system is None else [_message("system", system)]
     while True:
         try:
@@ -163,12 +154,11 @@ def chat(
             return
         if not said.strip():
             continue
-        messages = _fitting(lm, [*messages, _message("user", said)], max_tokens)
+        asked = [*messages, _message("user", said)]
+        messages = _fitting(lm, asked, options["max_tokens"])
         if not messages or messages[-1]["role"] != "user":
             continue
-        stream = lm.generate(
-            messages, max_tokens=max_tokens, sampling=sampling, stop=stop or (), speculate=speculate
-        )
+        stream = lm.generate(messages, speculate=speculate, **options)
         messages.append(_message("assistant", _shown(stream)[0]))
         _print_speeds(stream)
 

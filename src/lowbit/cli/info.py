@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from lowbit.cli.app import JsonFile, command, output
+from lowbit.cli.application import JsonFile, command, output
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lowbit.cli.app import HtmlFile, JsonFile, command, output
+from lowbit.cli.application import HtmlFile, JsonFile, command, output
 from lowbit.registry import Registry
 
 records: Registry[Callable[[Path, str | None, str | None], None]] = Registry("reader of records")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.app import JsonFile, Threads, command, output
+from lowbit.cli.application import JsonFile, Threads, command, output
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -230,7 +230,7 @@ class _Layers:
         for one in names:
             matrix = self._checkpoint.matrix(one)
             if isinstance(matrix, QuantizedWeight):
-                raise ValueError(f"{one} is quantized already; `lowbit convert` keeps it as it is")
+                raise ValueError(f"{one} is quantized already; `--weights kept` keeps it as it is")
             parts.append(matrix)
         format = self._format
         if "_exps" in name or known is None or (format.method == "awq" and not foldable):

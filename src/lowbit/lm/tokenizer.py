@@ -69,7 +69,7 @@ class Tokenizer:
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a Hugging Face folder: tokenizer.json, and if they are there
         tokenizer_config.json, chat_template.jinja, generation_config.json; or of what
-        `lowbit convert` made of a GGUF file.
+        `lowbit quantize --weights kept` made of a GGUF file.
 
         FileNotFoundError: there is no tokenizer.json. ValueError: a file is damaged, or its tokens
         are neither bytes nor SentencePiece's. ModuleNotFoundError: the package tokenizers is

@@ -4,7 +4,7 @@
     result = methods.get("gptq")(dtype="uint4", group_size=128).quantize(weight, known)
 
 A new one is added to this file; all are called alike. What needs two layers or a bias is a
-function: `equalization`, `bias_correction`. docs/calibration.md says when to choose which.
+function: `equalization`, `bias_correction`. docs/networks.md says when to choose which.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
         observer.observe(batch)
     scale, zero_point = observer.quantization("uint8", symmetric=False)
 
-A new one is added to this file; docs/calibration.md says when to choose which.
+A new one is added to this file; docs/networks.md says when to choose which.
 """
 
 from __future__ import annotations

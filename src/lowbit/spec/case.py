@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -114,6 +115,28 @@ def fills_of(operation: Operation) -> tuple[str, ...]:
     whole = bool(factors) and not any(operation.factor_format(f).is_float for f in factors)
     fills = (*fills, *CORNERS) if whole else fills
     return tuple(fill for fill in fills if fill not in operation.excludes)
+
+
+@lru_cache(256)
+def _mixed(operation: Operation) -> tuple[str, ...]:
+    """The dimensions of the result along which one element of a float input moves several of its,
+    unless the operation says that they are summed."""
+    sizes = operation.fitted(dict.fromkeys(operation.names, 5))
+    case, found = Case(operation, sizes), dict[str, None]()
+    exact = case.exact(case.inputs())
+    before = np.asarray(operation(**exact))
+    for tensor in (t for t in operation.inputs if t.is_float and t.dims and exact[t.name].size):
+        place = tuple(length // 2 for length in exact[tensor.name].shape)
+        moved = exact[tensor.name].copy()
+        moved[place] += 1
+        moves = np.asarray(operation(**{**exact, tensor.name: moved})) != before
+        for axis, dim in enumerate(operation.result.dims):
+            if dim in tensor.dims and dim.isidentifier():
+                others = tuple(one for one in range(moves.ndim) if one != axis)
+                along = moves.any(axis=others)
+                along[place[tensor.dims.index(dim)]] = False
+                found |= {dim: None} if along.any() else {}
+    return tuple(name for name in found if name not in operation.summed)
 
 
 @dataclass(frozen=True)
@@ -300,14 +323,17 @@ class Case:
         move of twelve random choices of signs. So the budget of an element z is
         (L + 8)·(move + u·|z|), with u the unit roundoff of float32 (or of the result, if that is
         float64, and nothing is rounded on the way); one rounding of the result's own dtype; and for
-        underflow, which a GPU may flush to zero, (L + 8) smallest normal numbers. No move shows
-        what cancels in a kernel and not in the reference, nor what is rounded to fewer bits on the
-        way: operations that have such state it as their `slack`.
+        underflow, which a GPU may flush to zero, (L + 8) smallest normal numbers. Where nobody has
+        said that S elements which the result keeps are summed too, as for a cumulative sum, √S is
+        in L (Higham and Mary, "A new approach to probabilistic rounding error analysis"). No move
+        shows what cancels in a kernel and not in the reference, nor what is rounded to fewer bits
+        on the way: operations that have such state it as their `slack`.
         """
         one, dtype = self.operation, self.operation.result.format
         unit = min(dtype.unit, FLOAT32_UNIT)
         move = self._moved(exact, value, unit, rng)
-        terms = one.sum_length(self.sizes) + _OWN_ROUNDINGS
+        unsaid = math.prod(self.sizes[name] for name in _mixed(one.origin or one))
+        terms = one.sum_length(self.sizes) + _OWN_ROUNDINGS + math.isqrt(unsaid - 1)
         own = dtype.unit * np.abs(value)
         if one.slack is not None:
             own = own + one.slack(self, **exact, **one.static)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ _LONG = 1031
 _STRIDED: tuple[Layout, ...] = ("padded", "transposed", "rows", "expanded")
 # Of all sizes together and of a tensor, where a kernel has blocks, and whose work is in blocks.
 _MOST_POINTS, _MOST_IN_BLOCKS = 1 << 24, 1 << 20
-_WIDE = 256
+_WIDE, _FEW = 256, 6
 # The least block with which a tensor of more elements than 16 bits count is no work.
 _LEAST_BLOCK, _BEYOND_16_BITS = 32, (1 << 16) + 1
 
@@ -90,15 +90,24 @@ def _in_turn(choices: Sequence[T], rng: np.random.Generator) -> Iterator[T]:
     return itertools.cycle([choices[i] for i in rng.permutation(len(choices))])
 
 
-def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: bool) -> list[Case]:
+def cases_of(
+    operation: Operation,
+    blocks: Sequence[int],
+    strided: bool,
+    long: bool,
+    single: Collection[str] = (),
+) -> list[Case]:
     """The cases of an operation for an interpreted kernel with these block sizes.
 
     The exercise's sizes with every fill; size one with the special ones, too; sizes of primes,
     blocks, one less and one more, and each size one while the others are not, with two fills each
-    in turn; if `long`, each size long, several blocks along all sizes, and a tensor of more
-    elements than 16 bits count.
+    in turn; several blocks along one size, with data that rises and with ties; if `long`, each size
+    long, several blocks along all sizes, and a tensor of more elements than 16 bits count. single:
+    the sizes for each index of which there is a program: along them there are no blocks, and what
+    a few programs do, more do.
     """
-    first, *rest = size_sets(operation, blocks)
+    thin = partial(_thin, operation, single)
+    first, *rest = size_sets(operation, blocks, single)
     fills = fills_of(operation)
     common = [fill for fill in fills if fill not in SPECIAL]
 
@@ -107,15 +116,18 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
         known = operation.budget is not None or operation.sum_length(sizes) == 1
         return [fill for fill in fills if fill in SPECIAL and (known or fill != "largest")]
 
-    wide = tile_sets(operation, blocks) if long else []
+    wide = [thin(sizes) for sizes in tile_sets(operation, blocks)] if long else []
     floats = any(tensor.is_float for tensor in operation.inputs)
-    further = () if not floats else FURTHER if operation.result.is_float else FURTHER[:1]
+    further = () if not floats else FURTHER if operation.result.is_float else FURTHER[:2]
     further = tuple(fill for fill in further if fill not in operation.excludes)
-    cases = [Case(operation, first, fill) for fill in (*common, *further, *special(first))]
+    whole = [fill for fill in (*common, *further, *special(first)) if fill != "normal"]
+    cases = [Case(operation, first), *(Case(operation, thin(first), fill) for fill in whole)]
     for number, sizes in enumerate(rest):
         other = common[1 + number % (len(common) - 1)] if common[1:] else "normal"
         cases += [Case(operation, sizes), Case(operation, sizes, other)]
     cases += [Case(operation, sizes, fill) for sizes in rest[:1] for fill in special(sizes)]
+    spread = [fill for fill in ("rising", "ties") if fill in further]
+    cases += [Case(operation, s, fill) for s in _in_rows(operation, blocks) for fill in spread]
     if long:
         ones = dict.fromkeys(operation.names, 1)
         cases += [Case(operation, operation.fitted({**ones, name: _LONG})) for name in ones]
@@ -124,6 +136,20 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
         few = (first, *rest[1:3], *wide[:1])
         cases += [Case(operation, s, "normal", lay) for s in few for lay in _STRIDED]
     return cases
+
+
+def _thin(operation: Operation, single: Collection[str], sizes: Sizes) -> dict[str, int]:
+    """The sizes, few along those that have a program for each index; all where there is one."""
+    few = {name: min(sizes[name], _FEW) for name in single if len(operation.names) > 1}
+    return operation.fitted({**sizes, **few})
+
+
+def _in_rows(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
+    """Sizes of several blocks along one dimension and few of the others: what one block knows of
+    the ones before is tried with other data too."""
+    long = 2 * max((b for b in blocks if b > 1), default=_LEAST_BLOCK) + 3
+    few = dict.fromkeys(operation.names, 2)
+    return [_legal(operation, {**few, name: long}) for name in operation.names]
 
 
 def tile_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
@@ -169,8 +195,10 @@ def _many(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
     return []
 
 
-def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
-    """Sizes worth trying, the exercise's first, without repetition."""
+def size_sets(
+    operation: Operation, blocks: Sequence[int], single: Collection[str] = ()
+) -> list[dict[str, int]]:
+    """Sizes worth trying, the exercise's first, without repetition; single: as of `cases_of`."""
     names = operation.names
     exercise = operation.exercise or operation.fitted(dict.fromkeys(names, 40))
     wanted = [dict.fromkeys(names, 1)]
@@ -179,7 +207,7 @@ def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int
     for block in fitting:
         around = (block, block - 1, block + 1, 2 * block, 3 * block)
         if block <= _WIDE or len(names) < 2:
-            wanted += [dict.fromkeys(names, size) for size in around]
+            wanted += [_thin(operation, single, dict.fromkeys(names, size)) for size in around]
         else:  # so that the others leave it as long
             wanted += [{**dict.fromkeys(names, 3), names[-1]: size} for size in around]
     for name in names if len(names) > 1 else ():

@@ -28,9 +28,10 @@ Integers: any bits; half zeros; all bits one; the two limits; all the lower limi
 bits."""
 
 _LARGE, _OFFSET = 200.0, 1000.0
-FURTHER = ("ties", "offset", "huge")
-"""Fills of floats for interpreted kernels: -1, 0 and 1, so that the largest is there many times; a
-thousand more than normal values; so large that their squares are infinite in the dtype."""
+FURTHER = ("ties", "rising", "offset", "huge")
+"""Fills of floats for interpreted kernels: -1, 0 and 1, so that the largest is there many times;
+large ones that rise along the last axis, so that the largest is met last; a thousand more than
+normal values; so large that their squares are infinite in the dtype."""
 
 # One of so many elements is special, and at least two.
 _SPECIAL_AMONG = 64
@@ -74,6 +75,8 @@ def _floats(draw: Draw) -> Array:
         values = values * draw.dtype.least_normal * below
     elif fill == "ties":
         values = rng.integers(-1, 2, draw.shape).astype(np.float64)
+    elif fill == "rising":
+        values = np.sort(values * _LARGE, axis=-1) if values.ndim else values
     elif fill == "offset":
         values = values + _OFFSET
     elif fill == "huge":

@@ -17,7 +17,8 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,12 @@ def from_function(function: Callable[..., Array], result: str = "z", **facts: An
     tried = {n: (on, not on) for n, on in static.items() if isinstance(on, bool)}
     choices: dict[str, tuple[str, ...]] = {}
     stated = [_tensor_type(n, hints[n], name, choices) for n in tensors]
-    stated.append(_tensor_type(result, hints["return"], name, choices))
+    returned = typing.get_args(hints["return"]) if _is_tuple(hints["return"]) else ()
+    results = [
+        _tensor_type(f"{result}{i}" if returned else result, one, name, choices)
+        for i, one in enumerate(returned or (hints["return"],))
+    ]
+    stated.append(results[0])
     if facts.get("post_ops"):
         if "budget" not in facts:
             raise TypeError(f"{name}: post_ops need a budget, which they carry on")
@@ -102,7 +108,36 @@ def from_function(function: Callable[..., Array], result: str = "z", **facts: An
         **{**facts, "tried": {**tried, **facts.get("tried", {})}},
     )
     _refuse_unfitting(made)
-    return made
+    return _each_result(made, results) if returned else made
+
+
+def _is_tuple(annotation: Any) -> bool:
+    return typing.get_origin(annotation) is tuple
+
+
+def _each_result(made: Operation, results: Sequence[TensorType]) -> Operation:
+    """The operation of the first of several results, which has those of the others."""
+    first, *others = (
+        replace(
+            made,
+            reference=_picked(made.reference, i),
+            stated=(*made.stated[:-1], one),
+            part=i,
+            beside=tuple(other for other in results if other is not one),
+        )
+        for i, one in enumerate(results)
+    )
+    return replace(first, others=tuple(others))
+
+
+def _picked(function: Callable[..., Any], part: int) -> Callable[..., Array]:
+    """A function that returns one of several results."""
+
+    @functools.wraps(function)
+    def reference(*arguments: Any, **named: Any) -> Array:
+        return function(*arguments, **named)[part]
+
+    return reference
 
 
 def _refuse_unfitting(made: Operation) -> None:
@@ -140,14 +175,15 @@ def _refuse_unfitting(made: Operation) -> None:
 
 def _of_torch(annotation: Any) -> bool:
     """Whether an annotation is of torch's tensors. (torch is not imported to know.)"""
+    annotation = typing.get_args(annotation)[0] if _is_tuple(annotation) else annotation
     return getattr(annotation, "array_type", type).__module__.partition(".")[0] == "torch"
 
 
-def _by_torch(function: Callable[..., Any]) -> Callable[..., Array]:
+def _by_torch(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of torch's tensors as one of arrays."""
 
     @functools.wraps(function)
-    def reference(*arguments: Any, **named: Any) -> Array:
+    def reference(*arguments: Any, **named: Any) -> Any:
         import torch
 
         def tensor(value: Any) -> Any:
@@ -156,7 +192,8 @@ def _by_torch(function: Callable[..., Any]) -> Callable[..., Array]:
             return torch.tensor(value) if isinstance(value, np.ndarray | np.generic) else value
 
         given = {name: tensor(value) for name, value in named.items()}
-        return function(*map(tensor, arguments), **given).numpy()
+        made = function(*map(tensor, arguments), **given)
+        return tuple(one.numpy() for one in made) if isinstance(made, tuple) else made.numpy()
 
     return reference
 

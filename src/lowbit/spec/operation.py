@@ -108,6 +108,9 @@ class Operation:
     sizes and static parameters. excludes: kinds of data that it is not tried with. at_least: the
     smallest that a size may be, 1 unless it says 0. sized: the sizes that the reference is given,
     by name. tf32: whether factors of float32 may be rounded to TF32, as tl.dot does by default.
+
+    A function that returns several tensors states an operation for each: others: of the first, the
+    further ones; part: which of them this is, None where there is one; beside: the other results.
     """
 
     name: str
@@ -141,6 +144,9 @@ class Operation:
     at_least: Mapping[str, int] = field(default_factory=dict)
     sized: tuple[str, ...] = ()
     tf32: bool = True
+    others: tuple[Operation, ...] = ()
+    part: int | None = None
+    beside: tuple[TensorType, ...] = ()
 
     def __str__(self) -> str:
         return self.name

@@ -1,1 +1,1 @@
-"""The anatomy of a kernel: its text beside all that becomes of it. See docs/anatomy.md."""
+"""The anatomy of a kernel: its text beside all that becomes of it. See docs/explain.md."""

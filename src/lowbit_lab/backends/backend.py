@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lowbit.registry.locks import cached_property
@@ -37,6 +37,11 @@ class Request:
         if not callable(self.spec):
             raise TypeError(f"spec is {self.spec!r}; give an annotated function, or an Operation")
         return self.spec if isinstance(self.spec, Operation) else from_function(self.spec)
+
+    def each_result(self) -> list[Request]:
+        """One for each result that the specification returns."""
+        one = self.operation
+        return [replace(self, spec=spec) for spec in (one, *one.others)]
 
 
 @dataclass(frozen=True)

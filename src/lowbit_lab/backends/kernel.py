@@ -110,7 +110,7 @@ class KernelSubject(Subject):
     def cases(self) -> tuple[list[Case], list[str]]:
         strided, blocks = bool(self.binding.strides_taken), tuple(self.binding.blocks.values())
         # A thousand blocks take too long in a slow one.
-        cases = cases_of(self.operation, blocks, strided, not self.slow)
+        cases = cases_of(self.operation, blocks, strided, not self.slow, self._single)
         untried = self.request.untried
         cases = [case for case in cases if case.fill not in untried]
         fixed = any(isinstance(n, int) and n > 1 for n in self.request.given.values())
@@ -158,6 +158,21 @@ class KernelSubject(Subject):
             )
         return grid_of(dims)
 
+    @property
+    def _single(self) -> list[str]:
+        """The sizes for each index of which there is a program."""
+        found = list[str]()
+        for name in self.operation.names if self.any_sizes else ():
+            sizes = self.operation.fitted(dict.fromkeys(self.operation.names, 64))
+            more = self.operation.fitted({**sizes, name: sizes[name] + 1})
+            try:
+                few, many = prod(self.grid_at(sizes)), prod(self.grid_at(more))
+            except Exception:  # somebody's own function, of sizes that nobody asks for
+                continue
+            if few * more[name] == many * sizes[name]:
+                found.append(name)
+        return found
+
     def _too_long(self, sizes: Sizes) -> Iterator[str]:
         """Which sizes are too long for a grid like this."""
         for name in self.operation.names if self.any_sizes else ():
@@ -174,18 +189,18 @@ class KernelSubject(Subject):
 
     def refusals(self, case: Case) -> list[Finding]:
         found, sizes = list[Finding](), case.sizes
-        tensors = (*self.operation.inputs, self.operation.result)
+        scratch = self.binding.scratch_at(sizes)
+        tensors = (*self.operation.inputs, self.operation.result, *scratch)
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
         dtypes = {t.name: t.dtype for t in tensors}
-        dtypes |= {name: one.dtype for name, one in self.binding.scratch.items()}
         if not self.binding.packed:
             refused = self.kernel.refused(self.binding.arguments(sizes, strides), dtypes)
             found += [] if refused is None else [refused]
         constants = [one.name for one in self.kernel.parameters if one.constant]
         if self.kernel.has_addresses and self.any_sizes and not self.binding.packed:
-            own, machinery = self.binding.arguments, self.kernel.machinery
+            binding, machinery = self.binding, self.kernel.machinery
             usual: Severity = "warning" if self.binding.strides_taken else "note"
-            how = (own, self.grid_at, self.kernel.run, constants, machinery, usual)
+            how = (binding, self.grid_at, self.kernel.run, constants, machinery, usual)
             found += [one for one in (wrapping(self.operation, *how),) if one is not None]
         if self.kernel.alternatives and (spoiled := self._spoiled_by_trials(case)) is not None:
             found.append(spoiled)

@@ -17,6 +17,7 @@ import numpy as np
 
 from lowbit.spec import Array, Operation, Sizes, TensorType
 from lowbit_lab.report import Finding, Severity
+from lowbit_lab.run.bind import Binding
 from lowbit_lab.run.memory import Lanes, Memory
 from lowbit_lab.run.tensor import storage_dtype, strides_of
 from lowbit_lab.run.trace import Grid, Kind, Place, Program
@@ -101,7 +102,7 @@ def vast_sizes(operation: Operation) -> Iterator[dict[str, int]]:
 
 def wrapping(
     operation: Operation,
-    arguments_at: Callable[[Sizes, dict[str, tuple[int, ...]]], dict[str, Any]],
+    binding: Binding,
     grid_at: Callable[[Sizes], Grid],
     run: Callable[[Memory, dict[str, Any], list[Program], Grid], None],
     constants: Sequence[str],
@@ -111,12 +112,13 @@ def wrapping(
     """The finding that offsets wrap, at the first sizes at which they do; None if they do not, or
     where that is not known. constants: the parameters that may be the sizes of blocks; usual: how
     bad it is where no specification says that sizes go so far."""
-    tensors = (*operation.inputs, operation.result)
     for sizes in vast_sizes(operation):
+        tensors = (*operation.inputs, operation.result, *binding.scratch_at(sizes))
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
         space = AddressSpace([_vast(operation, t, sizes) for t in tensors], machinery)
         with suppress(Exception):  # a text for other sizes may raise anything, which says nothing
-            arguments, grid = arguments_at(sizes, strides), grid_at(sizes)
+            arguments: dict[str, Any] = binding.arguments(sizes, strides)
+            grid = grid_at(sizes)
             whole = [arguments[name] for name in constants if isinstance(arguments[name], int)]
             if max(whole, default=1) > _LANES or max(grid[1:]) > 65_535:
                 continue
@@ -141,6 +143,7 @@ def _finding(
         f"offsets of 32 bits wrap when {tensor.name} has more than 2^31 elements, as with {named}; "
         "cast what is multiplied first: tl.program_id(0).to(tl.int64)"
     )
-    stated = all(operation.most(name) is not None for name in tensor.type.names)
+    sized = tensor.type.names  # none of a kernel's own memory
+    stated = bool(sized) and all(operation.most(name) is not None for name in sized)
     severity = "error" if stated else usual
     return Finding("offset-overflow", message, severity, tensor=tensor.name, place=place)

@@ -46,7 +46,21 @@ def check_request(
     stop: bool = False,
     on_progress: OnProgress | None = None,
 ) -> CheckResult:
-    """The outcome of all cases, the exercise first, or of a few. Otherwise as `check`."""
+    """The outcome of all cases, the exercise first, or of a few. Of several results each is looked
+    at in runs of its own. Otherwise as `check`."""
+    found = [_check_result(one, device, few, stop, on_progress) for one in request.each_result()]
+    wrong = next((one for one in found if not one.ok), found[0])
+    seen = [finding for one in found for finding in one.findings]
+    return replace(
+        wrong,
+        findings=found[0].findings if len(found) == 1 else tuple(merged(seen)),
+        notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
+    )
+
+
+def _check_result(
+    request: Request, device: str | None, few: bool, stop: bool, on_progress: OnProgress | None
+) -> CheckResult:
     subject = bound(request)
     cases, notes = subject.cases()
     if few:
@@ -91,10 +105,11 @@ def check_request(
 
 
 def _few(cases: list[Case]) -> list[Case]:
-    """Some data at the exercise's sizes, and a few other sizes."""
-    exercise = [case for case in cases if case.sizes == cases[0].sizes and case.fill in _FEW_FILLS]
-    others = [case for case in cases if case.sizes != cases[0].sizes]
-    return exercise + others[:_FEW_SIZES]
+    """Some data, and a few other sizes."""
+    plain = [case for case in cases if case.layout == "contiguous"]
+    filled = [next((case for case in plain if case.fill == fill), None) for fill in _FEW_FILLS]
+    others = [case for case in plain[1:] if case.fill == "normal"]
+    return [*(case for case in filled if case is not None), *others[:_FEW_SIZES]]
 
 
 class _Pace:
@@ -121,16 +136,17 @@ class _Pace:
 
     def order(self, cases: Sequence[Case], points: Sequence[int]) -> list[int]:
         """The numbers of all cases but the first, from small to large; where there is no time for
-        all, other sizes, other data and other layouts take turns."""
+        all, other sizes, other data and other layouts take turns, special data before other."""
         small = sorted(range(1, len(cases)), key=points.__getitem__)
         if self._seconds * sum(points) < _SECONDS:
             return small
         groups: tuple[list[int], ...] = ([], [], [], [])
         for number in small:
             case = cases[number]
-            exercise, plain = case.sizes == cases[0].sizes, case.fill == "normal"
-            kind = 2 if case.layout != "contiguous" else 0 if plain else 1 if exercise else 3
+            small, plain = points[number] <= points[0], case.fill == "normal"
+            kind = 2 if case.layout != "contiguous" else 0 if plain else 1 if small else 3
             groups[kind].append(number)
+        groups[1].sort(key=lambda number: cases[number].fill not in SPECIAL)
         turns = chain.from_iterable(zip_longest(*groups[:3]))
         return [*(number for number in turns if number is not None), *groups[3]]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from lowbit.cli.app import (
+from lowbit.cli.application import (
     HtmlFile,
     JsonFile,
     Seed,
@@ -44,7 +44,7 @@ class _Suites(TyperGroup):
         return _command(cmd_name) if suite else known
 
 
-_bench = group(
+bench = group(
     "bench",
     "Time lowbit against other libraries.",
     example="bench matmul 256x512:512x1024",
@@ -52,7 +52,7 @@ _bench = group(
 )
 
 
-@command("behind", example="bench behind record.json --page docs/behind.md", within=_bench)
+@command("behind", example="bench behind record.json --page docs/behind.md", within=bench)
 def behind(
     records: Annotated[list[str], typer.Argument(help="Files that --json of a suite wrote.")],
     page: Annotated[str, typer.Option(metavar="FILE", help="Where to; -: the terminal.")] = "-",
@@ -69,7 +69,7 @@ def behind(
 _Margin = Annotated[float, typer.Option(help="Times that differ by less are the same.")]
 
 
-@command("compare", example="bench compare old.json new.json", within=_bench)
+@command("compare", example="bench compare old.json new.json", within=bench)
 def compare(
     old: Annotated[str, typer.Argument(help="A record, or a folder of them: its last one.")],
     new: Annotated[str, typer.Argument(help="The same, to be held against it.")],
@@ -86,7 +86,7 @@ def compare(
         show(compare.render(found), found.to_json(), f"{found.suite}: {old}, then {new}")
 
 
-@command("history", example="bench history records --html history.html", within=_bench)
+@command("history", example="bench history records --html history.html", within=bench)
 def history(
     folder: Annotated[str, typer.Argument(help="What --history of a suite adds records to.")],
     margin: _Margin = 0.05,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from lowbit.cli.app import JsonFile, command, console, offered, opened
+from lowbit.cli.application import JsonFile, command, console, offered, opened
 from lowbit_lab.cli import exercises
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, command, output
+from lowbit.cli.application import JsonFile, command, output
 
 
 @command("compare", example="compare examples/gpu_matmul_variants.py --json variants.json", code=2)

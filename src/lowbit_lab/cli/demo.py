@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, Seed, Threads, command, output
+from lowbit.cli.application import JsonFile, Seed, Threads, command, output
 
 
 @command("demo", example="demo --threads 1 --json result.json")

@@ -1,23 +1,54 @@
-"""The commands `lowbit explain`."""
+"""The commands `lowbit explain`: of products and layers here, others in files of their own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from lowbit.cli.app import HtmlFile, JsonFile, Threads, command, group, output
+from lowbit.cli.application import HtmlFile, JsonFile, Threads, command, group, output
 
 if TYPE_CHECKING:
     from lowbit.report.page import Figure
     from lowbit_lab.explain import Explanation
 
+
+class _ByName(TyperGroup):
+    """Where no command is named first, what is to be explained says which one is meant."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = args[0].startswith("-") or args[0] in self.list_commands(ctx)
+        return super().resolve_command(ctx, args if known else [kind_of(args[0]), *args])
+
+
 explain = group(
     "explain",
-    "Say which kernel serves, how, and how fast it should be.",
-    example="explain matmul 256x512:512x256",
+    "Take apart what is named, and say how fast it should be: a product, a layer, a kernel, a call "
+    "of a library, a network.",
+    example="explain resnet34",
+    cls=_ByName,
 )
+
+
+def kind_of(named: str) -> str:
+    """The command for a shape, a kernel's file or name, a library's call, or else a network."""
+    from lowbit_lab.cli import exercises
+    from lowbit_lab.source import PRODUCT
+    from lowbit_lab.trace.subject import RUN, engines
+
+    if file := re.match(r"(.*\.py)(:|$)", named):
+        path = Path(file[1])
+        text = path.read_text("utf-8") if path.is_file() else ""
+        return "call" if re.search(rf"^def {RUN}\(", text, re.MULTILINE) else "kernel"
+    if re.fullmatch(r"\d+x\d+:\d+x\d+", named):
+        return "matmul"
+    if named.split(":")[0] in {*engines.names(), "torch", "numpy"} and ":" in named:
+        return "call"
+    return "kernel" if named.startswith(PRODUCT) or named in exercises() else "network"
 
 
 @command(

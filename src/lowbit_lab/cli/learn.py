@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.app import command, console, offered
+from lowbit.cli.application import command, console, offered
 from lowbit_lab.cli import exercises
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.app import HtmlFile, JsonFile, Seed, command
+from lowbit.cli.application import HtmlFile, JsonFile, Seed, command
 from lowbit_lab.cli.bench import run_suite
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.app import command, offered, opened
+from lowbit.cli.application import command, offered, opened
 from lowbit_lab.cli import exercises
 
 if TYPE_CHECKING:

@@ -78,6 +78,13 @@ class _Subject(Subject):
         given = self.request.given.items()
         others = {name: one(sizes) if is_of_sizes(one) else one for name, one in given}
         result = self.request.kernel(**tensors, **others)
+        if self.operation.part is not None:
+            count = len(self.operation.beside) + 1
+            if not isinstance(result, tuple | list) or len(result) != count:
+                raise TypeError(
+                    f"{self.name} must return {count} tensors, as {self.operation} does"
+                )
+            result = result[self.operation.part]
         if not isinstance(result, torch.Tensor):
             raise TypeError(
                 f"{self.name} returned a {type(result).__name__}; return one tensor, the result"

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lowbit.registry.extras import installed
-from lowbit.spec import Operation
+from lowbit.spec import Operation, TensorType
 from lowbit_lab.backends.kernel import KernelSubject
 from lowbit_lab.languages.triton import TritonKernel
 from lowbit_lab.prove.ttir import NotProvedError, Text, text_of
@@ -72,18 +72,21 @@ def bounds_of_sizes(subject: Any) -> dict[str, Verdict]:
     sizes: dict[str, Any] = {name: Number(z3.Int(name)) for name in operation.names}
     grid_of: Any = subject.request.grid
     types = {one.name: one for one in (*operation.inputs, operation.result)}
+    for name, one in binding.scratch.items():
+        types[name] = TensorType(name, one.dtype, tuple(one.shape.split()))
     passed = {p: s for p, s in binding.sources.items() if isinstance(s, TensorArgument)}
     try:
         # A dimension is made of names, numbers and arithmetic alone.
+        numbers = binding.numbers_at(sizes)
         shapes = {
-            name: tuple(eval(dim, {"__builtins__": {}}, sizes) for dim in one.dims)
+            name: tuple(eval(dim, {"__builtins__": {}}, numbers) for dim in one.dims)
             for name, one in types.items()
         }
         strides = {name: strides_of(shape, "contiguous") for name, shape in shapes.items()}
         arguments = subject.kernel.decided(binding.arguments(sizes, strides))
         for one in passed.values():
             _as_it_is(one, types[one.name].dtype)
-        grid = grid_of(binding.numbers_at(sizes))
+        grid = grid_of(numbers)
         for one in subject.kernel.parameters:
             if one.constant and isinstance(arguments[one.name], Number):
                 raise NotProvedError(f"{one.name} is a constant of the kernel, and a size")

@@ -7,7 +7,7 @@ the like the stride of an axis of x, in elements; a constexpr a block size.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -71,16 +71,19 @@ class Scratch:
                 'and sums, products or // of these: "N 2*B"'
             )
 
-    def tensor(self, name: str, numbers: Mapping[str, Any]) -> CheckedTensor:
-        """Fresh memory of this kind. ValueError if its shape has an unknown name."""
-        dims = tuple(self.shape.split())
+    def type_at(self, name: str, numbers: Mapping[str, Any]) -> TensorType:
+        """What it is where names are these numbers. ValueError if its shape has an unknown name."""
         try:
-            shape = tuple(evaluate(dim, numbers) for dim in dims)
+            shape = [evaluate(dim, numbers) for dim in self.shape.split()]
         except NameError as error:
             known = ", ".join(numbers)
             raise ValueError(f"the shape of {name}: {error}; there are {known}") from None
-        filled = np.full(shape, self.initial or 0, DTYPES[self.dtype].storage)
-        type_ = TensorType(name, self.dtype, dims)
+        return TensorType(name, self.dtype, tuple(map(str, shape)))
+
+    def tensor(self, name: str, numbers: Mapping[str, Any]) -> CheckedTensor:
+        """Fresh memory of this kind. ValueError if its shape has an unknown name."""
+        type_ = self.type_at(name, numbers)
+        filled = np.full(type_.shape({}), self.initial or 0, DTYPES[self.dtype].storage)
         return tensor_of(type_, filled, "contiguous", "output", self.initial is not None)
 
 
@@ -124,7 +127,7 @@ class Binding:
             if isinstance(source, Stride):
                 taken.setdefault(source.name, set()).add(source.axis)
         passed = {s.name for s in self.sources.values() if isinstance(s, TensorArgument)}
-        return {name: axes for name, axes in taken.items() if name in passed}
+        return {name: axes for name, axes in taken.items() if name in passed - set(self.scratch)}
 
     def arguments(
         self, sizes: Sizes, strides: Mapping[str, Sequence[int]]
@@ -137,6 +140,11 @@ class Binding:
             return source(sizes) if is_of_sizes(source) else source
 
         return {name: value(source) for name, source in self.sources.items()}
+
+    def scratch_at(self, sizes: Sizes) -> list[TensorType]:
+        """What scratch is at these sizes."""
+        numbers = self.numbers_at(sizes) if self.scratch else {}
+        return [one.type_at(name, numbers) for name, one in self.scratch.items()]
 
     def numbers_at(self, sizes: Sizes) -> dict[str, Any]:
         """What a grid is made from: all sizes, and every parameter that is a number."""
@@ -176,6 +184,14 @@ def bind(
     pointers = _pointer_names(operation, output)
     packed = {name: one for name, one in given.items() if isinstance(one, Packed)}
     scratch = {name: one for name, one in given.items() if isinstance(one, Scratch)}
+    if operation.beside:
+        named = _results_named(parameters, operation, given)
+        mine = next(name for name, one in named.items() if one == operation.result)
+        beside = tuple(replace(one, name=name) for name, one in named.items() if name != mine)
+        operation = replace(operation, beside=beside)
+        pointers |= {one.name: TensorArgument(one.name) for one in beside}
+        pointers[mine] = TensorArgument(operation.result.name)
+        scratch |= {one.name: Scratch(one.dtype, " ".join(one.dims)) for one in beside}
     own = {name: TensorArgument(name) for name in (*packed, *scratch)}
     known = {**pointers, **operation.static, **given, **own}
     if output is None and (other := _other_name(parameters, operation, pointers, known)):
@@ -204,6 +220,26 @@ def bind(
             "that the result replaces"
         )
     return Binding(operation, sources, frozenset(proposed), packed, scratch)
+
+
+def _results_named(
+    parameters: Sequence[Parameter], operation: Operation, known: Collection[str]
+) -> dict[str, TensorType]:
+    """Which parameter each of several results is: by its name, z0_ptr; or where no names say so,
+    the pointers that nothing else is meant by, in order. ValueError if there are not as many."""
+    inputs = {t.name for t in operation.inputs}
+    results = [*operation.beside]
+    results.insert(operation.part or 0, operation.result)
+    by_name = {p.name: one for p in parameters for one in results
+               if p.name.removesuffix("_ptr") == one.name}  # fmt: skip
+    if len(by_name) == len(results):
+        return by_name
+    rest = [p.name for p in parameters if p.name.endswith("_ptr") and p.name not in known
+            and p.name.removesuffix("_ptr") not in inputs]  # fmt: skip
+    if len(rest) != len(results):
+        names = ", ".join(f"{one.name}_ptr" for one in results)
+        raise ValueError(f"{operation} returns {len(results)} tensors; name the parameters {names}")
+    return dict(zip(rest, results, strict=True))
 
 
 def _pointer_names(operation: Operation, output: str | None) -> dict[str, TensorArgument]:
@@ -254,7 +290,7 @@ def _size_named(name: str, operation: Operation) -> Block | None:
 def _stride_named(
     name: str, operation: Operation, pointers: Mapping[str, TensorArgument]
 ) -> Stride | None:
-    types = {t.name: t for t in (*operation.inputs, operation.result)}
+    types = {t.name: t for t in (*operation.inputs, *operation.beside, operation.result)}
     for pointer, argument in pointers.items():
         prefix, tensor = re.escape(pointer.removesuffix("_ptr")), types[argument.name]
         axes = {str(axis): axis for axis in range(len(tensor.dims))}

@@ -59,7 +59,7 @@ def trace(
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         where = f"{platform.system()} on {platform.machine()}"
-        raise RuntimeError(f"lowbit trace reads code of x86-64 on Linux; this is {where}")
+        raise RuntimeError(f"lowbit explain call reads code of x86-64 on Linux; this is {where}")
     if threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1")
     understood(subject)

@@ -170,7 +170,7 @@ def _file(asked: Asked) -> Opened:
     return Opened(call, asked.name, arithmetic, getattr(module, MULTIPLY_ADDS, None))
 
 
-# Engines that `lowbit trace` knows by name; a new one is added to this file.
+# Engines that `lowbit explain call` knows by name; a new one is added to this file.
 
 
 @engines.register("numpy")

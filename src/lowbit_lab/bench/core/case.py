@@ -123,7 +123,8 @@ class Ready:
     call: what is timed. read: makes its result an array, whatever it stopped at itself. nbytes:
     the weights that it reads, if they are not as large as the problem says. again: makes such a
     call on a copy of the weights at another place in memory, if there is a way that takes less time
-    than to prepare it again. extra: further fields of the row.
+    than to prepare it again. extra: further fields of the row. note: in place of the
+    implementation's, where only what runs can tell.
     """
 
     call: Call
@@ -131,6 +132,7 @@ class Ready:
     nbytes: int = 0
     again: Callable[[], Call] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    note: str | None = None
 
 
 class Implementation:

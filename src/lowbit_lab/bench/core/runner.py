@@ -70,6 +70,11 @@ class _Cell:
         """Of the weights that an implementation reads."""
         return self.ready[implementation].nbytes or self.problem.weight_bytes
 
+    def note(self, implementation: Implementation) -> str:
+        """What is to be said of what an implementation ran."""
+        note = self.ready[implementation].note
+        return implementation.note(self.case) if note is None else note
+
 
 @dataclass
 class _Run:
@@ -328,7 +333,7 @@ class _Run:
                     library=library,
                     version=version,
                     runs_on=self.kernels.get((one, cell.case.name)) or one.runs_on(cell.case),
-                    note=one.note(cell.case),
+                    note=cell.note(one),
                     seconds=Spread(*quantiles(taken.seconds)),
                     cpu_seconds=quantiles(taken.cpu_seconds)[1],
                     noise=taken.noise if math.isfinite(taken.noise) else None,

@@ -6,17 +6,20 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.lm.model import losses
-from lowbit_lab.bench.core.case import Implementation
+from lowbit_lab.bench.core.case import LIMIT, Implementation, Ready
+from lowbit_lab.bench.core.clock import RemoteCall
 
 Array = npt.NDArray[Any]
 PROMPT, TEXT, PERPLEXITY = "prompt", "text", "perplexity"
 """What a worker is for."""
+_ANSWER_SECONDS = 1800.0
 _PART = 128  # tokens whose logits are looked at together
 
 
@@ -97,9 +100,27 @@ class Contender(Implementation):
     """A class below it is registered for the suite `lm`. Importing its file needs nothing that may
     be missing."""
 
+    def __init__(self) -> None:
+        self.pool = self.name
+
     def open(self, work: Work) -> Loaded:
         """Load a model, in the worker. ValueError, RuntimeError and the like: it cannot."""
         raise NotImplementedError
+
+    def prepare(self, problem: Any, threads: int) -> Ready:
+        """Start its worker, which loads the model."""
+        known = {} if self.kind == LIMIT else {PERPLEXITY: problem.perplexity(self.name)}
+        operation = TEXT if TEXT in problem.case.sizes else PROMPT
+        work = Work(operation, str(problem.path), problem.prompts, problem.steps, threads)
+        worker, answer = problem.clock.start(self.name, work)
+        call = RemoteCall(partial(worker.ask, None, _ANSWER_SECONDS), warm=True)
+        return Ready(
+            call,
+            read=lambda _: None,
+            nbytes=answer["nbytes"],
+            note=answer["detail"],
+            extra={name: f for name, f in (known | answer["figures"]).items() if f},
+        )
 
 
 def memory(field: str) -> int:

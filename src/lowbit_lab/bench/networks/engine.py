@@ -1,4 +1,4 @@
-"""What an engine is: something that runs a whole network, in a process of its own."""
+"""What an engine is: an implementation of whole networks, in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.models.model import Array, Arrays
-from lowbit.registry import Registry
-from lowbit.registry.extras import absent
+from lowbit.models.model import Array, Arrays, classified
+from lowbit_lab.bench.core.case import Implementation, Ready
+from lowbit_lab.bench.core.clock import RemoteCall
 
 INPUTS, CALIBRATION, REFERENCE = "inputs.npz", "calibration.npz", "reference.npy"
 """In the folder of a prepared network: samples, batches of one sample to calibrate with, and what
 the float network makes of the samples."""
 FLOAT_ONNX, STATIC_ONNX, DYNAMIC_ONNX = "float.onnx", "static.onnx", "dynamic.onnx"
 FLOAT, STATIC, DYNAMIC = "float.safetensors", "static.safetensors", "dynamic.safetensors"
+
+OUTPUTS, MEASURE, SECONDS = "outputs", "measure", "seconds"
+"""What an engine's process is asked for: outputs of all samples, what else is measured of the
+engine, and how long a call takes."""
+_ANSWER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -50,33 +55,41 @@ class Opened:
     measure: Callable[[], Mapping[str, Any]] = field(default=dict)
 
 
-class Engine:
-    """A way to run a network. Importing its file needs nothing that may be missing.
+class Engine(Implementation):
+    """A class below it is registered for the suite `networks`. Importing its file needs nothing
+    that may be missing.
 
-    name: in tables. config: how it is quantized: "static", "dynamic", or "" for floats. files: of
-    the prepared network, those that it reads. needs: modules. package: the library, by its name
-    and that on package indices; None is lowbit. ours: whether it is lowbit. always: whether it runs
-    without peers too.
+    config: how it is quantized: "static", "dynamic", or "" for floats. file: of the prepared
+    network, the one that it reads, "" if it reads none.
     """
 
-    name: str
-    config: str = ""
-    files: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    package: tuple[str, str] | None = None
-    ours: bool = False
-    always: bool = False
-
-    def unavailable(self) -> str | None:
-        """Why it cannot run here; None if it may. Asked outside of its process."""
-        return next(filter(None, map(absent, self.needs)), None)
+    def __init__(self, name: str, file: str = "", config: str = "") -> None:
+        self.name, self.pool = name, name
+        self.file, self.config = file, config
 
     def open(self, work: Work) -> Opened:
         """Make the network ready, inside of the engine's process."""
         raise NotImplementedError
 
+    def prepare(self, problem: Any, threads: int) -> Ready:
+        """Ask its process, which the problem starts."""
+        if self.file in problem.facts.missing:
+            raise RuntimeError(problem.facts.missing[self.file])
+        process = problem.process(self.name, threads)
+        made = process.ask(OUTPUTS, _ANSWER_SECONDS)
+        extra = process.ask(MEASURE, _ANSWER_SECONDS)
+        if made.shape == problem.ideal.shape:
+            extra |= _agreement(made, problem.ideal)
+        call = RemoteCall(lambda: process.ask(SECONDS, _ANSWER_SECONDS))
+        note = problem.clock.details[self.name]
+        return Ready(call, read=lambda _: made, note=note, extra=extra)
 
-engines: Registry[Engine] = Registry("engine", "lowbit_lab.bench.networks.engines")
+
+def _agreement(made: Any, ideal: Any) -> dict[str, float]:
+    """How near outputs are to those of the float network, and how often the largest is the same."""
+    count = len(ideal)
+    found = classified(made.reshape(count, -1), None, ideal.reshape(count, -1))
+    return {name: one.value for name, one in found.items()}
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:

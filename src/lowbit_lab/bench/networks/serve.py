@@ -10,21 +10,19 @@ from typing import Any
 import numpy as np
 
 from lowbit.models.model import Arrays
+from lowbit_lab.bench.core.case import find
 from lowbit_lab.bench.core.clock import settle, share_processor
-from lowbit_lab.bench.networks.engine import INPUTS, Opened, Work, engines
+from lowbit_lab.bench.networks.engine import INPUTS, MEASURE, OUTPUTS, SECONDS, Engine, Opened, Work
 
 _TURN_SECONDS = 0.03  # a turn has as many calls as fit, and gives their median
 _MOST_CALLS = 50
 
 
-OUTPUTS, MEASURE, SECONDS = "outputs", "measure", "seconds"
-"""What an engine's process is asked for: outputs of all samples, what else is measured of the
-engine, and how long a call takes."""
-
-
 def serve(name: str, work: Work) -> Generator[Any, str, None]:
     """In the process: open an engine, say what it runs on, then answer."""
-    opened = engines.get(name).open(work)
+    engine = find("networks", name)
+    assert isinstance(engine, Engine)
+    opened = engine.open(work)
     inputs = work.arrays(INPUTS)
     batch = _rows(inputs, np.arange(work.batch) % len(inputs[0]))
     answers = {

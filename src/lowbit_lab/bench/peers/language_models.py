@@ -27,6 +27,7 @@ class Lowbit(Contender):
     def __init__(self, activations: str) -> None:
         self.activations = activations
         self.name = "lowbit" if activations == "grouped" else f"lowbit {activations}"
+        super().__init__()
 
     def open(self, work: Work) -> Loaded:
         return _Lowbit(work, self.activations)

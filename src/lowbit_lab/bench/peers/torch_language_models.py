@@ -97,6 +97,7 @@ class Transformers(_Torch):
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self.name = f"transformers {dtype.replace('loat', '')}"
+        super().__init__()
 
 
 @implementation("lm")

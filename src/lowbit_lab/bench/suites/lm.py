@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,10 +22,9 @@ from lowbit_lab.bench.core.case import (
     Case,
     Implementation,
     Problem,
-    Ready,
     implementations_of,
 )
-from lowbit_lab.bench.core.clock import Limits, RemoteCall
+from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.record import Record, Row
 from lowbit_lab.bench.core.remote import Remote
@@ -39,7 +37,7 @@ from lowbit_lab.bench.lm.worker import answers
 
 _PERPLEXITY_TOKENS = 1024
 _LETTERS = 8  # of a token, at most, on average
-_LOAD_SECONDS, _ANSWER_SECONDS = 900.0, 1800.0
+_LOAD_SECONDS = 900.0
 _DEFAULT = "SmolLM2-135M"
 
 
@@ -97,25 +95,6 @@ class Model(Problem):
             work = Work(PERPLEXITY, str(self.path), [self.perplexity_tokens], 0, threads)
             self.perplexities[name] = self.clock.start(name, work)[1][PERPLEXITY]
         return self.perplexities[name]
-
-
-class Timed(Implementation):
-    """A contender, asked in its worker."""
-
-    def __init__(self, contender: Contender) -> None:
-        self.contender, self.name, self.kind = contender, contender.name, contender.kind
-        self.always, self.package, self.pool = contender.always, contender.package, contender.name
-        self.available, self.library = contender.available, contender.library
-
-    def prepare(self, problem: Model, threads: int) -> Ready:
-        known = {} if self.kind == LIMIT else {PERPLEXITY: problem.perplexity(self.name)}
-        operation = TEXT if TEXT in problem.case.sizes else PROMPT
-        work = Work(operation, str(problem.path), problem.prompts, problem.steps, threads)
-        worker, answer = problem.clock.start(self.name, work)
-        self.remark = answer["detail"]
-        call = RemoteCall(partial(worker.ask, None, _ANSWER_SECONDS), warm=True)
-        figures = {name: f for name, f in (known | answer["figures"]).items() if f}
-        return Ready(call, read=lambda _: None, nbytes=answer["nbytes"], extra=figures)
 
 
 @suite
@@ -231,7 +210,7 @@ class LanguageModels(Suite):
     def implementations(self) -> Sequence[Implementation]:
         known = [one for one in implementations_of("lm") if isinstance(one, Contender)]
         chosen = named("contender", self.contenders, [one.name for one in known])
-        return [Timed(one) for one in known if one.name in chosen]
+        return [one for one in known if one.name in chosen]
 
     def taking_part(self, problem: Model, chosen: Sequence[Implementation]) -> list[Implementation]:
         reads = TEXT in problem.case.sizes

@@ -12,26 +12,26 @@ from typing import Any, ClassVar
 import numpy as np
 from rich.console import RenderableType
 
-from lowbit.models.model import classified, models
+from lowbit.models.model import models
 from lowbit.models.quantize import CONFIGS, check_config
 from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
 from lowbit_lab.bench.core import table
-from lowbit_lab.bench.core.case import OURS, PEER, Case, Implementation, Problem, Ready
-from lowbit_lab.bench.core.clock import Limits, RemoteCall
+from lowbit_lab.bench.core.case import Case, Implementation, Problem, implementations_of
+from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.record import Record, Row
 from lowbit_lab.bench.core.remote import Remote, RemoteError, run_remote
 from lowbit_lab.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit_lab.bench.core.table import Column
 from lowbit_lab.bench.networks import serve
-from lowbit_lab.bench.networks.engine import REFERENCE, Engine, Work, engines
+from lowbit_lab.bench.networks.engine import REFERENCE, Engine, Work
 from lowbit_lab.bench.networks.prepare import Facts, Task, prepare_quietly
 
 _SAMPLES = 16  # by which outputs are judged
 _DEFAULT = ("resnet34", "vit_b_16")
 _FLOAT = "torch fp32"
-_PREPARE_SECONDS, _OPEN_SECONDS, _ANSWER_SECONDS = 400.0, 150.0, 60.0
+_PREPARE_SECONDS, _OPEN_SECONDS = 400.0, 150.0
 _MOSTLY_LINEAR = 0.5
 
 
@@ -97,38 +97,6 @@ class Network(Problem):
         if name in self.clock.refused:
             raise RuntimeError(self.clock.refused[name])
         return self.clock.running[name]
-
-
-class Timed(Implementation):
-    """An engine, asked in its process."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.name = engine, engine.name
-        self.kind = OURS if engine.ours else PEER
-        self.always, self.package, self.pool = engine.always, engine.package, engine.name
-
-    def available(self, case: Any) -> str | None:
-        return self.engine.unavailable()
-
-    def prepare(self, problem: Network, threads: int) -> Ready:
-        for name in self.engine.files:
-            if name in problem.facts.missing:
-                raise RuntimeError(problem.facts.missing[name])
-        process = problem.process(self.name, threads)
-        self.remark = problem.clock.details[self.name]
-        made = process.ask(serve.OUTPUTS, _ANSWER_SECONDS)
-        extra = process.ask(serve.MEASURE, _ANSWER_SECONDS)
-        if made.shape == problem.ideal.shape:
-            extra |= _agreement(made, problem.ideal)
-        call = RemoteCall(lambda: process.ask(serve.SECONDS, _ANSWER_SECONDS))
-        return Ready(call, read=lambda _: made, extra=extra)
-
-
-def _agreement(made: Any, ideal: Any) -> dict[str, float]:
-    """How near outputs are to those of the float network, and how often the largest is the same."""
-    count = len(ideal)
-    found = classified(made.reshape(count, -1), None, ideal.reshape(count, -1))
-    return {name: one.value for name, one in found.items()}
 
 
 @suite
@@ -218,7 +186,7 @@ class Networks(Suite):
 
     def _prepare(self, name: str) -> tuple[tempfile.TemporaryDirectory[str], Facts]:
         folder = tempfile.TemporaryDirectory(prefix="lowbit-networks-")
-        files = {file for one in self._engines if not one.unavailable() for file in one.files}
+        files = {one.file for one in self._engines if one.file and not one.available(None)}
         samples = max(_SAMPLES, *self.batches)
         task = Task(name, self.weights, folder.name, samples, tuple(sorted(files)))
         return folder, run_remote(prepare_quietly, task, seconds=_PREPARE_SECONDS)
@@ -226,27 +194,24 @@ class Networks(Suite):
     @cached_property
     def _engines(self) -> list[Engine]:
         """Those that are asked for. ValueError if a part is in no name."""
-        return [engines.get(name) for name in named("engine", self.engines, engines.names())]
+        known = [one for one in implementations_of("networks") if isinstance(one, Engine)]
+        chosen = named("engine", self.engines, [one.name for one in known])
+        return [one for one in known if one.name in chosen]
 
     def implementations(self) -> Sequence[Implementation]:
-        several = sorted(self._engines, key=lambda one: not one.ours)
-        return [Timed(one) for one in several]
+        return self._engines
 
     def taking_part(
         self, problem: Network, chosen: Sequence[Implementation]
     ) -> list[Implementation]:
-        taking = [
-            one
-            for one in chosen
-            if isinstance(one, Timed) and one.engine.config in ("", *problem.configs)
-        ]
-        missing = problem.facts.missing
-        problem.several = [o.engine for o in taking if not missing.keys() & set(o.engine.files)]
+        engines = [one for one in chosen if isinstance(one, Engine)]
+        taking = [one for one in engines if one.config in ("", *problem.configs)]
+        problem.several = [one for one in taking if one.file not in problem.facts.missing]
         return list(taking)
 
     def references(self, several: Sequence[Implementation]) -> list[str]:
         """lowbit's quantized network, and the float one of PyTorch."""
-        ours = [one.name for one in several if isinstance(one, Timed) and one.engine.config]
+        ours = [one.name for one in several if isinstance(one, Engine) and one.config]
         ours = [name for name in ours if name.startswith("lowbit")]
         floats = [one.name for one in several if one.name == _FLOAT]
         return [*ours[:1], *floats]

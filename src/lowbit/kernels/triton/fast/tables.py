@@ -1,7 +1,7 @@
 """Tables of configurations that were measured on one kind of GPU, for products where the rule of a
 kernel is not the best.
 
-Some come with lowbit, in the folder `tables`; `lowbit tune gpu` writes others into the cache's
+Some come with lowbit, in the folder `tables`; `lowbit bench tune` writes others into the cache's
 folder, which are looked at first. An entry is for one size of a weight and for the rows of x up to
 a power of two; it serves fewer rows where they are cut into as many tiles.
 """

@@ -1,4 +1,4 @@
-"""The command `lowbit profile`."""
+"""The command `lowbit explain network`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.app import HtmlFile, JsonFile, Threads, command, output
+from lowbit.cli.application import HtmlFile, JsonFile, Threads, command, output
+from lowbit_lab.cli.explain import explain
 
 
-@command("profile", example="profile resnet34 --config static --threads 1 --html profile.html")
-def profile(
+@command(
+    "network", example="explain network resnet34 --threads 1 --html network.html", within=explain
+)
+def network(
     model: Annotated[
         str,
         typer.Argument(

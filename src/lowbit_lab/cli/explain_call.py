@@ -1,4 +1,4 @@
-"""The command `lowbit trace`."""
+"""The command `lowbit explain call`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, command, console, output
+from lowbit.cli.application import JsonFile, command, console, output
+from lowbit_lab.cli.explain import explain
 
 
-@command("trace", example="trace 'torch:linear 1024x2048'")
-def trace(
+@command("call", example="explain call 'torch:linear 1024x2048'", within=explain)
+def call(
     subject: Annotated[
         str,
         typer.Argument(
@@ -34,14 +35,14 @@ def trace(
     """
     from lowbit.registry.extras import require
 
-    require("lowbit trace", "lab", "iced_x86", "msgspec")
-    from lowbit_lab.trace.run import trace as traced
+    require("lowbit explain call", "lab", "iced_x86", "msgspec")
+    from lowbit_lab.trace.run import trace
     from lowbit_lab.trace.text import render
 
     with output(json_file) as show:
         with console(stderr=True).status("tracing") as status:
             try:
-                found = traced(
+                found = trace(
                     subject,
                     threads,
                     on_progress=lambda phase: status.update(f"the subject is {_now(phase)}"),

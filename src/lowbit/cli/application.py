@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from lowbit.registry import Registry
 from lowbit.registry.extras import explained, require
@@ -19,9 +20,28 @@ if TYPE_CHECKING:  # what prints a text does without rich
 
 
 _HELP = {"help_option_names": ["-h", "--help"]}
+# Commands by names that they had.
+_RENAMED = {
+    "anatomy": "explain kernel",
+    "chat": "generate MODEL",
+    "checkpoint": "quantize SOURCE --out FILE.safetensors",
+    "convert": "quantize MODEL --weights kept --out DIR",
+    "profile": "explain network",
+    "trace": "explain call",
+    "tune": "bench tune",
+}
+
+
+class _Commands(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if new := _RENAMED.get(args[0]):
+            ctx.fail(f"`lowbit {args[0]}` is `lowbit {new}` now")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="lowbit",
+    cls=_Commands,
     help="Few-bit matrix multiplication with kernels written in Python.",
     epilog="Example: lowbit info",
     no_args_is_help=True,

@@ -1,4 +1,4 @@
-"""The command `lowbit tune gpu`."""
+"""The command `lowbit bench tune`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.app import command, group
-
-tune = group(
-    "tune", "Find the best configurations for this machine.", example="tune gpu --format w4a16"
-)
+from lowbit.cli.application import command
+from lowbit_lab.cli.bench import bench
 
 
-@command("gpu", example="tune gpu 64x4096:4096x14336 --format w4a16", within=tune)
-def gpu(
+@command("tune", example="bench tune 64x4096:4096x14336 --format w4a16", within=bench)
+def tune(
     shapes: Annotated[
         list[str] | None,
         typer.Argument(help="Shapes MxK:KxN.", show_default="those of `bench linear` on GPUs"),
@@ -32,22 +29,22 @@ def gpu(
     it; what it has already is not measured again."""
     from lowbit.registry.extras import require
 
-    require("lowbit tune gpu", "gpu", "torch", "triton")
+    require("lowbit bench tune", "gpu", "torch", "triton")
     from lowbit.kernels.triton.fast.launch import gpu_of
     from lowbit.kernels.triton.fast.tables import path_of
     from lowbit_lab.bench.core import cuda
     from lowbit_lab.bench.core.progress import progress
+    from lowbit_lab.bench.linear import tune as tuning
     from lowbit_lab.bench.linear.layers import FORMATS, SHAPES, parse
-    from lowbit_lab.bench.linear.tune import Point, tune
 
     where = cuda.require(device)
     layers = parse(format or FORMATS, shapes or SHAPES)
 
-    def show(point: Point) -> None:
+    def show(point: tuning.Point) -> None:
         key = point.key
         best = f"{point.gain:.2f} by {point.best}" if point.gain > 1 else "the rule is the best"
         print(f"{key.kernel}, {key.kind}, {key.M}x{key.K}:{key.K}x{key.N}: {best}", flush=True)
 
     with progress() as on_progress:
-        count = tune(layers, where, budget, on_progress, show, again)
+        count = tuning.tune(layers, where, budget, on_progress, show, again)
     print(f"{count} of {len(layers)} measured; the table is {path_of(gpu_of(where))}")

@@ -15,6 +15,7 @@ import numpy as np
 
 from lowbit.graph import Session, load
 from lowbit.models.model import Array, Arrays, models
+from lowbit_lab.bench.core.case import OURS, implementations
 from lowbit_lab.bench.core.stamps import outside_kernels
 from lowbit_lab.bench.networks.engine import (
     CALIBRATION,
@@ -28,7 +29,6 @@ from lowbit_lab.bench.networks.engine import (
     Engine,
     Opened,
     Work,
-    engines,
 )
 
 if TYPE_CHECKING:
@@ -41,16 +41,13 @@ class OnnxRuntime(Engine):
     needs = ("onnxruntime", "onnx")
     package = ("ONNX Runtime", "onnxruntime")
 
-    def __init__(self, name: str, file: str, config: str = "") -> None:
-        self.name, self.files, self.config = name, (file,), config
-
     def open(self, work: Work) -> Opened:
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = work.threads
         options.log_severity_level = 3
-        path = str(work.file(self.files[0]))
+        path = str(work.file(self.file))
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         names = [one.name for one in session.get_inputs()]
 
@@ -60,11 +57,6 @@ class OnnxRuntime(Engine):
         return Opened(call)
 
 
-engines.add("ONNX Runtime fp32", OnnxRuntime("ONNX Runtime fp32", FLOAT_ONNX))
-engines.add("ONNX Runtime int8", OnnxRuntime("ONNX Runtime int8", STATIC_ONNX, "static"))
-engines.add("ONNX Runtime dynamic", OnnxRuntime("ONNX Runtime dynamic", DYNAMIC_ONNX, "dynamic"))
-
-
 class OpenVino(Engine):
     """precision: what floats are computed in; "" leaves that to OpenVINO."""
 
@@ -72,14 +64,14 @@ class OpenVino(Engine):
     package = ("OpenVINO", "openvino")
 
     def __init__(self, name: str, file: str, precision: str, config: str = "") -> None:
-        self.name, self.files, self.config = name, (file,), config
+        super().__init__(name, file, config)
         self.precision = precision
 
     def open(self, work: Work) -> Opened:
         import openvino  # pyright: ignore[reportMissingImports]
 
         core = openvino.Core()
-        model = core.read_model(work.file(self.files[0]))
+        model = core.read_model(work.file(self.file))
         shapes = [[work.batch, *one.shape[1:]] for one in work.arrays(INPUTS)]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         options: dict[str, Any] = {
@@ -95,11 +87,6 @@ class OpenVino(Engine):
             return compiled(list(arrays))[0]
 
         return Opened(call, f"floats in {used}")
-
-
-engines.add("OpenVINO fp32", OpenVino("OpenVINO fp32", FLOAT_ONNX, "f32"))
-engines.add("OpenVINO bf16", OpenVino("OpenVINO bf16", FLOAT_ONNX, "bf16"))
-engines.add("OpenVINO int8", OpenVino("OpenVINO int8", STATIC_ONNX, "", "static"))
 
 
 # lowbit's own sessions, without PyTorch.
@@ -122,13 +109,10 @@ print(time.perf_counter() - begin)
 class Lowbit(Engine):
     """A network in a file, loaded and run."""
 
-    ours = True
-
-    def __init__(self, name: str, file: str, config: str = "") -> None:
-        self.name, self.files, self.config = name, (file,), config
+    kind = OURS
 
     def open(self, work: Work) -> Opened:
-        path = work.file(self.files[0])
+        path = work.file(self.file)
         session = Session(load(path), threads=work.threads)
         arrays = tuple(one[: work.batch] for one in work.arrays(INPUTS))
         session(*arrays)
@@ -163,11 +147,6 @@ def first_result(path: str, threads: int, arrays: Arrays) -> float:
     return float(np.median(taken[1:]))
 
 
-engines.add("lowbit int8", Lowbit("lowbit int8", STATIC, "static"))
-engines.add("lowbit int8 dynamic", Lowbit("lowbit int8 dynamic", DYNAMIC, "dynamic"))
-engines.add("lowbit fp32", Lowbit("lowbit fp32", FLOAT))
-
-
 class PyTorch(Engine):
     """A model as it is built, run eagerly."""
 
@@ -175,7 +154,8 @@ class PyTorch(Engine):
     package = ("torch", "torch")
 
     def __init__(self, name: str, change: Change, config: str = "", always: bool = False) -> None:
-        self.name, self.change, self.config, self.always = name, change, config, always
+        super().__init__(name, config=config)
+        self.change, self.always = change, always
 
     def open(self, work: Work) -> Opened:
         import torch
@@ -243,10 +223,19 @@ def _dynamic(engine: str) -> Change:
 
 
 for _one in (
+    OnnxRuntime("ONNX Runtime fp32", FLOAT_ONNX),
+    OnnxRuntime("ONNX Runtime int8", STATIC_ONNX, "static"),
+    OnnxRuntime("ONNX Runtime dynamic", DYNAMIC_ONNX, "dynamic"),
+    OpenVino("OpenVINO fp32", FLOAT_ONNX, "f32"),
+    OpenVino("OpenVINO bf16", FLOAT_ONNX, "bf16"),
+    OpenVino("OpenVINO int8", STATIC_ONNX, "", "static"),
+    Lowbit("lowbit int8", STATIC, "static"),
+    Lowbit("lowbit int8 dynamic", DYNAMIC, "dynamic"),
+    Lowbit("lowbit fp32", FLOAT),
     PyTorch("torch fp32", _float32, always=True),
     PyTorch("torch bf16", _bfloat16),
     PyTorch("torch int8 x86", _x86, "static"),
     PyTorch("torch dynamic onednn", _dynamic("onednn"), "dynamic"),
     PyTorch("torch dynamic fbgemm", _dynamic("fbgemm"), "dynamic"),
 ):
-    engines.add(_one.name, _one)
+    implementations.add(f"networks: {_one.name}", _one)

@@ -1,4 +1,4 @@
-"""The command `lowbit anatomy`."""
+"""The command `lowbit explain kernel`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, command, opened, output
+from lowbit.cli.application import JsonFile, command, opened, output
+from lowbit_lab.cli.explain import explain
 
 
-@command("anatomy", example="anatomy product:generic --html product.html", code=2)
-def anatomy(
-    kernel: Annotated[
+@command("kernel", example="explain kernel mine.py --html mine.html", within=explain, code=2)
+def kernel(
+    name: Annotated[
         str,
         typer.Argument(
             help="A kernel of a file of yours as FILE.py or FILE.py:NAME (Triton, Numba, "
@@ -49,7 +50,7 @@ def anatomy(
 
     with opened(html_file) as stream, output(json_file) as show:
         sizes = sizes_of([shape]) if shape and "=" in shape else {}
-        found = anatomy_of(kernel, None if sizes else shape, sm, sizes=sizes, time=time)
+        found = anatomy_of(name, None if sizes else shape, sm, sizes=sizes, time=time)
         if stream is not None:
             stream.write(page.page(found))
         show(page.text(found), found.to_json())
