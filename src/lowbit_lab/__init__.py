@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lowbit_lab.backends.host import interpreter
-    from lowbit_lab.backends.kinds.cpu import CpuKernel
     from lowbit_lab.checks.run import check, check_file
+    from lowbit_lab.languages.lowbit import CpuKernel
     from lowbit_lab.report import CheckResult, Finding
     from lowbit_lab.run.bind import Scratch
     from lowbit_lab.run.trace import Access
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Access": "run.trace",
     "CheckResult": "report",
-    "CpuKernel": "backends.kinds.cpu",
+    "CpuKernel": "languages.lowbit",
     "Finding": "report",
     "Scratch": "run.bind",
     "Trace": "views.trace",

@@ -23,7 +23,7 @@ from lowbit.kernels.cpu.shared.layout import LINE, padded_k
 from lowbit.spec import Sizes
 from lowbit.spec.operations.products import matmul
 from lowbit_lab.backends.backend import Request
-from lowbit_lab.backends.kinds.cpu import CpuKernel
+from lowbit_lab.languages.lowbit import CpuKernel
 from lowbit_lab.run.bind import Packed
 from lowbit_lab.run.tensor import POISON
 

@@ -1,34 +1,49 @@
-"""Where a kernel comes from: a Python file, or a name that lowbit knows.
+"""Where kernels come from: a Python file, or a name that lowbit knows.
 
-A file ties its kernel to an operation by a few names:
+A file ties its kernels to an operation by a few names, the same for every command:
 
-    kernel   the kernel; may have any name if the file defines only one
-    spec     the operation: an Operation, or an annotated function that is its reference; may be
-             called anything that ends in _spec if the file defines only one
-    grid     the number of programs, or a function that makes it from sizes and block sizes; of a
-             Triton kernel it may be left out where names say it: a block of B0 along a size N0
+    kernel     the kernel; may have any name if the file defines only one
+    variants   several, in their order, in a list or by name in a dict; all that the file defines
+               where it says neither
+    spec       the operation: an Operation, or an annotated function that is its reference; may be
+               called anything that ends in _spec if the file defines only one
+    grid       the number of programs, or a function that makes it from sizes and block sizes; of a
+               Triton kernel it may be left out where names say it: a block of B0 along a size N0
+    block      the threads of a block, where the language asks for it
+    constants  a dict of block sizes and other parameters
 
-and, only where they are needed, `constants` (a dict of block sizes and other parameters), `output`
-and `initial`, as `check` takes them.
+`check` and `view`, which run one kernel, also read `output` and `initial`. `compare` and `anatomy`,
+which compile all, also read
+
+    sizes      those at which variants are timed and followed
+    small      those at which they are checked
+    inputs     instead of spec: a function of the sizes that makes all arrays by name, and
+               `output` the name of the one that is the result
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
+from numbers import Integral
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from lowbit.registry.conflicts import conflict
-from lowbit.spec import Operation
-from lowbit_lab.backends.backend import Request, backend_of, backends
+from lowbit.registry.extras import installed
+from lowbit.spec import Operation, from_function
+from lowbit_lab.backends.backend import Request
+from lowbit_lab.backends.language import Ability, language_of, languages_that_can
 from lowbit_lab.bench.core.remote import RemoteError, run_remote
+from lowbit_lab.compare.problem import Problem, Variant
 from lowbit_lab.report import OnProgress
 from lowbit_lab.run.triton import triton_modules
 
@@ -37,27 +52,213 @@ PRODUCT, OPERATOR, FUNCTION = "product:", "gpu:", "cpu:"
 CPUs."""
 
 
+_BLOCK = ("threads", "threads_y", "threads_z")
+"""What constants call the threads of a block."""
+
+
 def request_of_file(path: Path) -> Request:
     """Run a file and look up what it says about its kernel.
 
     ValueError if it does not define what is needed, or cannot be run, with the line.
     """
-    module = load(path)
-    names = vars(module)
-    spec = names["spec"] if "spec" in names else _only_spec(module, path)
-    kernel = names["kernel"] if "kernel" in names else _only_kernel(module, path)
-    with blamed(path):
-        needs_grid = backend_of(kernel).needs_grid
-    if "grid" not in names and needs_grid:
+    names = vars(load(path))
+    spec = _spec(names)
+    if spec is None:
+        found = [name for name in names if name.endswith("_spec")]
+        listed = f"; it defines {', '.join(found)}" if found else ""
         raise ValueError(
-            f"{path} defines no `grid`; write the number of programs, grid = 1, or a function of "
-            "the sizes and block sizes: def grid(meta): return (meta['N0'],)"
+            f"{path} defines no `spec`; import one: from lowbit.spec.exercises import ... as spec, "
+            f"or write a function with jaxtyping annotations{listed}"
         )
-    constants = names.get("constants", {})
-    if not isinstance(constants, dict):
-        raise ValueError(f"{path}: constants is {constants!r}; it must be a dict, by parameter")
-    stated = {name: names[name] for name in ("grid", "output", "initial") if name in names}
-    return Request(kernel, spec, **stated, given=constants)
+    with blamed(path):
+        one = _complete(_only_variant(names, path), names, path, "interpret")
+    given = dict(one.constants)
+    if one.block is not None and language_of(one.kernel, "interpret").needs_block:
+        given |= zip(_BLOCK, one.block, strict=False)
+    stated = {name: names[name] for name in ("output", "initial") if name in names}
+    return Request(one.kernel, spec, one.grid, **stated, given=given)
+
+
+def _only_variant(names: Mapping[str, Any], path: Path) -> Variant:
+    """The one that is called `kernel`, or the only one."""
+    if "kernel" in names:
+        return _variant(names["kernel"], "kernel", "interpret")
+    found = _variants(names, "interpret")
+    if len(found) != 1:
+        listed = ", ".join(one.name for one in found) or "none"
+        raise ValueError(
+            f"{path} has to define one kernel, or one that is called `kernel`; it defines {listed}"
+        )
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a file holds. small: where variants are checked; large: where they are timed. kernel:
+    the name of the variant that the file calls `kernel`, if one."""
+
+    path: Path
+    variants: tuple[Variant, ...]
+    small: Problem
+    large: Problem
+    kernel: str | None = None
+
+
+def read(
+    path: Path, sizes: Mapping[str, int] | None = None, default: int | None = None
+) -> Comparison:
+    """Run a file and look up what it says; `sizes` are instead of its own. default: about what
+    sizes are that nobody gives.
+
+    FileNotFoundError if there is no such file; ValueError if it cannot be run, with the line, or
+    does not define what is needed; TypeError if it defines something else under a name.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(2, "there is no such file", str(path))
+    with _without_gpu():
+        module = load(path)
+    names = vars(module)
+    variants = _variants(names, "compile")
+    if not variants:
+        listed = " or ".join(one.written for one in languages_that_can("compile"))
+        raise ValueError(f"{path} defines no kernel; write {listed}")
+    with blamed(path):
+        small, large = _problems(names, path, sizes or {}, default)
+    kernel = next((one.name for one in variants if one.kernel is names.get("kernel")), None)
+    complete = tuple(_complete(one, names, path, "compile") for one in variants)
+    return Comparison(path, complete, small, large, kernel)
+
+
+def _problems(
+    names: Mapping[str, Any], path: Path, sizes: Mapping[str, int], default: int | None
+) -> tuple[Problem, Problem]:
+    spec: Any = _spec(names)
+    make, output = names.get("inputs"), names.get("output")
+    stated = {**_sizes(names, "sizes", path), **sizes}
+    small = _sizes(names, "small", path)
+    if spec is None:
+        if make is None or output is None or not (stated or small):
+            raise ValueError(
+                f"{path} defines neither `spec`, a specification, nor `inputs`, `output` and "
+                "`sizes`: a function that makes all arrays by name, the result's name, and a dict"
+            )
+        large, few = {**small, **stated}, {**stated, **small}
+        return Problem(few, None, make, output), Problem(large, None, make, output)
+    if not (isinstance(spec, Operation) or callable(spec)):
+        raise TypeError(
+            f"{path}: spec is {spec!r}; it must be an Operation, or a function with annotations"
+        )
+    function: Any = spec
+    operation: Operation = spec if isinstance(spec, Operation) else from_function(function)
+    exercise = dict(operation.exercise)
+    missing = [n for n in operation.names if n not in {*exercise, *stated, *small}]
+    if default is not None:
+        stated |= operation.fitted(dict.fromkeys(missing, default))
+    elif missing:
+        listed = ", ".join(missing)
+        raise ValueError(
+            f"{path} gives no size {listed}; write sizes = {{...}}, at which variants are timed, "
+            "and small = {...}, at which they are checked, or --shape"
+        )
+    # A size that one of them leaves open is the other's.
+    few = operation.complete({**stated, **exercise, **small})
+    large = operation.complete({**exercise, **small, **stated})
+    return Problem(few, operation, None, output), Problem(large, operation, None, output)
+
+
+def _sizes(names: Mapping[str, Any], which: str, path: Path) -> dict[str, int]:
+    """The dict of sizes that a file gives, empty without one. TypeError if it is none."""
+    given = names.get(which, {})
+    if not isinstance(given, Mapping) or not all(
+        isinstance(size, Integral) for size in given.values()
+    ):
+        raise TypeError(f"{path}: {which} is {given!r}; it must be a dict of whole numbers by name")
+    return dict(given)
+
+
+def _spec(names: Mapping[str, Any]) -> Any:
+    """`spec`, or the one function that is called as a specification, `add_spec`; else None."""
+    if "spec" in names:
+        return names["spec"]
+    found = [one for name, one in names.items() if name.endswith("_spec") and callable(one)]
+    return found[0] if len(found) == 1 else None
+
+
+def _variants(names: Mapping[str, Any], ability: Ability) -> list[Variant]:
+    """Those that the file lists; without a list, its own kernels, but for what others call."""
+    if "variants" in names:
+        listed = names["variants"]
+        pairs = listed.items() if isinstance(listed, dict) else [("", one) for one in listed]
+        return [_variant(one, name, ability) for name, one in pairs]
+    home, able = names["__name__"], languages_that_can(ability)
+    kernels = {
+        name: value
+        for name, value in names.items()
+        if not isinstance(value, (Operation, type, ModuleType, FunctionType, Variant))
+        and any(language.takes(value) for language in able)
+        and getattr(value, "__dict__", {}).get("__module__", home) == home
+    }
+    # What another kernel calls is a part of that.
+    called = {
+        used
+        for name, one in kernels.items()
+        if (function := language_of(one, ability).function(one)) is not None
+        for used in _globals_of(function) - {name}
+    }
+    # A kernel with two names in the file is one.
+    own = {
+        id(one): _variant(one, "", ability) for name, one in kernels.items() if name not in called
+    }
+    return [*own.values()]
+
+
+def _globals_of(function: FunctionType) -> set[str]:
+    """The names of the file that a function uses."""
+    loads = dis.get_instructions(function)
+    return {str(one.argval) for one in loads if one.opname == "LOAD_GLOBAL"}
+
+
+def _variant(one: Any, name: str, ability: Ability) -> Variant:
+    made = one if isinstance(one, Variant) else Variant(one)
+    language = language_of(made.kernel, ability)
+    return replace(made, name=made.name or name or language.name_of(made.kernel))
+
+
+def _complete(one: Variant, names: Mapping[str, Any], path: Path, ability: Ability) -> Variant:
+    """With the grid, the block and the constants of the file, where it has none of its own."""
+    language = language_of(one.kernel, ability)
+    stated = names.get("constants", {})
+    if not isinstance(stated, dict):
+        raise ValueError(f"{path}: constants is {stated!r}; it must be a dict, by parameter")
+    grid = names.get("grid") if one.grid is None else one.grid
+    constants = {**stated, **one.constants}
+    block = names.get("block") if one.block is None else one.block
+    if block is None and "threads" in constants:
+        block = tuple(constants.get(name, 1) for name in _BLOCK)
+    if language.needs_grid and grid is None:
+        raise ValueError(
+            f"{path}: {one.name} has no grid; write the number of programs, grid = 1, or a "
+            "function of the sizes and block sizes: def grid(meta): return (meta['N0'],)"
+        )
+    if language.needs_block and block is None and ability == "compile":
+        raise ValueError(f"{path}: {one.name} has no block; define block = (32, 32), the threads")
+    block = (block,) if isinstance(block, int) else block
+    return replace(one, grid=grid, block=block, constants=constants)
+
+
+@contextlib.contextmanager
+def _without_gpu() -> Iterator[None]:
+    """Within it, numba.cuda.jit remembers a signature instead of compiling it for a GPU at once,
+    of which there may be none."""
+    if not installed("numba"):
+        yield
+        return
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        raise RuntimeError("NUMBA_ENABLE_CUDASIM is 1; unset it: compare compiles kernels")
+    from lowbit_lab.languages.numba_cuda import remembered_signatures
+
+    with remembered_signatures():
+        yield
 
 
 class _Source(SourceFileLoader):
@@ -89,34 +290,6 @@ def load(path: Path) -> ModuleType:
     except SystemExit:
         raise ValueError(f"{path} leaves Python (sys.exit) while it is imported") from None
     return module
-
-
-def _only_spec(module: ModuleType, path: Path) -> Any:
-    """The one function that is called as a specification: `add_spec`."""
-    found = [n for n, value in vars(module).items() if n.endswith("_spec") and callable(value)]
-    if len(found) != 1:
-        listed = f"; it defines {', '.join(found)}" if found else ""
-        raise ValueError(
-            f"{path} defines no `spec`; import one: from lowbit.spec.exercises import ... as spec, "
-            f"or write a function with jaxtyping annotations{listed}"
-        )
-    return getattr(module, found[0])
-
-
-def _only_kernel(module: ModuleType, path: Path) -> Any:
-    def own(value: Any) -> bool:
-        if isinstance(value, (Operation, type, ModuleType, FunctionType)):
-            return False
-        known = any(backend.takes(value) for backend in backends)
-        return known and getattr(value, "__module__", module.__name__) == module.__name__
-
-    found = {name: value for name, value in vars(module).items() if own(value)}
-    if len(found) != 1:
-        listed = ", ".join(found) or "none"
-        raise ValueError(
-            f"{path} has to define one kernel, or one that is called `kernel`; it defines {listed}"
-        )
-    return next(iter(found.values()))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from lowbit.kernels.triton import fast  # noqa: E402
 from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
-from lowbit_lab.backends.kinds.triton import TritonKernel  # noqa: E402
+from lowbit_lab.languages.triton import TritonKernel  # noqa: E402
 from lowbit_lab.run.bind import TensorArgument, bind  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A kind of kernel is one class: what it is checked for and shown as follows from the protocol."""
+"""A language of kernels is one class: what it is checked for and shown as follows from it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from lowbit.spec.exercises import add_constant_blocks
 from lowbit_lab import check, view
-from lowbit_lab.backends.backend import backend_of, backends
 from lowbit_lab.backends.kernel import KernelBackend
+from lowbit_lab.backends.language import language_of, languages
 from lowbit_lab.run.bind import Parameter, TensorArgument
 from lowbit_lab.run.memory import Lanes, Memory
 from lowbit_lab.run.trace import Grid, Program
@@ -48,6 +48,9 @@ class Pointer:
 
 class ScalarKernel(KernelBackend):
     """Runs them in Python."""
+
+    title = "Python"
+    written = "a Scalar"
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
@@ -89,7 +92,7 @@ def one_program_each(meta: Mapping[str, int]) -> int:
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(backends.load(), "scalar", ScalarKernel)
+    monkeypatch.setitem(languages.load(), "scalar", ScalarKernel)
 
 
 @pytest.mark.parametrize(
@@ -100,19 +103,21 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
         (add_to_the_first, {"write-conflict", "unwritten"}),
     ],
 )
-def test_a_new_kind_is_checked(function: Callable[..., None], finds: set[str]) -> None:
-    assert backend_of(Scalar(function)) is ScalarKernel
+def test_a_new_language_is_checked(function: Callable[..., None], finds: set[str]) -> None:
+    assert language_of(Scalar(function), "interpret") is ScalarKernel
     result = check(Scalar(function), add_constant_blocks, grid=one_program_each, stop=True)
     assert finds <= set(result.kinds), str(result)
     assert result.ok == (not finds)
     assert result.backend == "Python"
 
 
-def test_a_new_kind_is_shown() -> None:
+def test_a_new_language_is_shown() -> None:
     seen = view(Scalar(add), add_constant_blocks, grid=one_program_each, sizes={"N0": 3})
     assert [event["kind"] for event in seen.data["events"]] == ["load", "store"] * 3
 
 
 def test_what_nothing_takes_is_refused() -> None:
-    with pytest.raises(TypeError, match="cannot check 3; give a function under"):
+    with pytest.raises(
+        TypeError, match=r"cannot check 3; give .*a function under triton\.jit.* or a Scalar"
+    ):
         check(3, add_constant_blocks)

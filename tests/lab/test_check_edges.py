@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from lowbit.cli import app
 from lowbit.spec import Operation, operation
 from lowbit_lab import check, check_file
-from lowbit_lab.backends.kinds.triton import TritonKernel
+from lowbit_lab.languages.triton import TritonKernel
 
 # Triton's own annotations do not know what a kernel's pointers are.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false

@@ -15,6 +15,7 @@ from lowbit.spec import operation
 from lowbit.spec.rounding import to_24_bits, to_tf32
 from lowbit_lab import check
 from lowbit_lab.backends.backend import Request
+from lowbit_lab.backends.language import bound
 
 # Triton's own annotations do not know what a kernel's pointers are.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
@@ -62,7 +63,7 @@ def wraps_on_purpose(x_ptr, z_ptr, N, B: tl.constexpr):
 
 
 def refusals(kernel: Any, spec: Any, grid: Any, **given: Any) -> Any:
-    subject = Request(kernel, spec, grid, given=given).bound()
+    subject = bound(Request(kernel, spec, grid, given=given))
     return subject.refusals(subject.cases()[0][0])
 
 

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("jaxtyping")
 
+from lowbit_lab.backends.language import language_of
 from lowbit_lab.compare import assembly, cuda_c, sass
+from lowbit_lab.compare.built import Built
 from lowbit_lab.compare.code import mix
 from lowbit_lab.compare.faults import occupancy, of_ptx
-from lowbit_lab.compare.file import read
-from lowbit_lab.compare.kind import Built, Kind, kind_of
 from lowbit_lab.compare.problem import Problem, Variant
 from lowbit_lab.compare.ptx.block import NotInterpretedError
 from lowbit_lab.compare.ptx.execute import Launch, Trace, costs, repeats
@@ -24,6 +24,7 @@ from lowbit_lab.compare.ptx.memory import Memory, OutsideError, packed_parameter
 from lowbit_lab.compare.ptx.parse import parse
 from lowbit_lab.compare.run import compare
 from lowbit_lab.compare.toolchain import MissingToolError, compile_cuda_c, library
+from lowbit_lab.source import read
 
 FAULTS = Path(__file__).parent / "compared" / "faults.py"
 
@@ -283,14 +284,14 @@ def test_a_compiler_may_fail_in_its_own_way(
     file = tmp_path / "variants.py"
     file.write_text(CPU)
 
-    def build(self: Kind, variant: Variant, *more: Any) -> Built:
+    def fails(variant: Variant, *more: Any) -> Built:
         if variant.name == "wide":
             raise AttributeError("module 'numpy' has no attribute 'row_stack'")
-        return real(self, variant, *more)
+        return real(variant, *more)
 
-    kind = kind_of(read(file).variants[0].kernel)
-    real = kind.build
-    monkeypatch.setattr(kind, "build", build)
+    language = language_of(read(file).variants[0].kernel, "compile")
+    real = language.compile
+    monkeypatch.setattr(language, "compile", fails)
     wide, narrow, _ = compare(file, time=False).variants
     assert wide.notes == ["module 'numpy' has no attribute 'row_stack'"]
     assert wide.checked.ok is None

@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("jaxtyping")
 
 from lowbit.registry.conflicts import conflict
-from lowbit_lab.compare.file import read
+from lowbit_lab import check_file
 from lowbit_lab.compare.problem import Baseline, Problem, without_name
 from lowbit_lab.compare.run import Result, compare
 from lowbit_lab.compare.text import render
-from lowbit_lab.source import request_of_file
+from lowbit_lab.source import read, request_of_file
 
 HEAD = """
 import numpy as np
@@ -42,6 +42,72 @@ def twice(x, z):
             z[i, k] = x[i, k] + x[i, k]
 """
 )
+
+
+ONE_FORMAT = """
+import {language}
+from lowbit.spec.exercises import add_constant_blocks as spec
+
+sizes = {{"N0": 64}}
+small = {{"N0": 40}}
+{launch}
+
+
+{kernel}
+"""
+
+TRITON_OF_BOTH = """
+import triton.language as tl
+
+@triton.jit
+def plus_ten(x):
+    return x + 10
+
+@triton.jit
+def add(x_ptr, z_ptr, N0, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    tl.store(z_ptr + i, plus_ten(tl.load(x_ptr + i, mask=i < N0)), mask=i < {bound})
+"""
+
+NUMBA_OF_BOTH = """
+from numba import cuda
+
+@cuda.jit(device=True)
+def plus_ten(x):
+    return x + 10
+
+@cuda.jit
+def add(x, z, N0):
+    i = cuda.grid(1)
+    if i < {bound}:
+        z[i] = plus_ten(x[i])
+
+def grid(size):
+    return -(-size["N0"] // 16)
+"""
+
+
+@pytest.mark.parametrize(
+    ("language", "launch", "kernel"),
+    [
+        ("triton", "constants = {'B0': 32, 'num_warps': 1}", TRITON_OF_BOTH),
+        ("numba", "block = 16", NUMBA_OF_BOTH),
+    ],
+)
+@pytest.mark.parametrize(("bound", "right"), [("N0", True), ("N0 - 1", False)])
+def test_one_file_is_checked_and_compared(
+    language: str, launch: str, kernel: str, bound: str, right: bool, tmp_path: Path
+) -> None:
+    """What a kernel calls is no kernel; Triton needs no grid; one block and constants for both."""
+    pytest.importorskip(language)
+    file = tmp_path / "mine.py"
+    written = kernel.format(bound=bound)
+    file.write_text(ONE_FORMAT.format(language=language, launch=launch, kernel=written))
+    assert check_file(file, device="cpu").ok is right
+    (one,) = compare(file, time=False).variants
+    assert one.name == "add"
+    if one.checked.how != "its PTX, interpreted" or one.built.ptx is not None:
+        assert one.checked.ok is right, str(one.checked)
 
 
 def text_of(found: Result) -> str:

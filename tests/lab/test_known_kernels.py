@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowbit_lab import check
-from lowbit_lab.backends.kinds.triton import TritonKernel
+from lowbit_lab.languages.triton import TritonKernel
 from lowbit_lab.source import load
 
 pytestmark = pytest.mark.slow

@@ -23,6 +23,7 @@ import z3  # noqa: E402
 from lowbit.spec.exercises import add_constant_blocks  # noqa: E402
 from lowbit_lab import check, watch  # noqa: E402
 from lowbit_lab.backends.backend import Request  # noqa: E402
+from lowbit_lab.backends.language import bound  # noqa: E402
 from lowbit_lab.checks import cases  # noqa: E402
 from lowbit_lab.prove.bounds import Extent  # noqa: E402
 from lowbit_lab.prove.launches import _as_it_is, bounds_of_sizes, in_words  # noqa: E402
@@ -291,13 +292,13 @@ def _bounds(kernel: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
     named = ("spec", "grid", "output", "initial")
     stated = {name: one for name, one in wanted.items() if name in named}
     given = {name: one for name, one in wanted.items() if name not in named}
-    return bounds_of_sizes(Request(kernel, **stated, given=given).bound())
+    return bounds_of_sizes(bound(Request(kernel, **stated, given=given)))
 
 
 @pytest.mark.parametrize("name", ["outer_mul_relu", "long_softmax", "flash_attention", "conv2d",
                                   "batched_matmul", "quantized_matmul"])  # fmt: skip
 def test_teaching_kernels_stay_in_bounds_at_all_sizes(name: str) -> None:
-    verdicts = bounds_of_sizes(request_named(name).bound())
+    verdicts = bounds_of_sizes(bound(request_named(name)))
     assert len(verdicts) >= 2
     assert {in_words(one, "sizes") for one in verdicts.values()} == {
         "in bounds for all sizes: proved"

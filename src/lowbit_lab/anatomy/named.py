@@ -30,6 +30,7 @@ from lowbit_lab.anatomy.result import (
     mlir_pane,
     verdict,
 )
+from lowbit_lab.backends.language import language_of
 from lowbit_lab.bench.core.clock import Limits, interleave
 from lowbit_lab.bench.peers.own import Lowbit, packed_weight
 from lowbit_lab.bench.suites.matmul import problem as matmul
@@ -37,15 +38,15 @@ from lowbit_lab.bench.suites.matmul.problem import product
 from lowbit_lab.compare import assembly
 from lowbit_lab.compare.code import Code, mix
 from lowbit_lab.compare.faults import occupancy
-from lowbit_lab.compare.file import read
-from lowbit_lab.compare.kind import build, kind_of
-from lowbit_lab.compare.kinds.cpu import LowbitCpu, NumbaCpu
 from lowbit_lab.compare.problem import Problem, Variant
 from lowbit_lab.compare.ptx.parse import parse
+from lowbit_lab.compare.run import build
 from lowbit_lab.compare.toolchain import MissingToolError, assemble
 from lowbit_lab.explain import prepared_of
+from lowbit_lab.languages.lowbit import LowbitKernel
+from lowbit_lab.languages.numba import NumbaCpu
 from lowbit_lab.product_kernels import product_kernels
-from lowbit_lab.source import PRODUCT, request_named
+from lowbit_lab.source import PRODUCT, read, request_named
 
 _SHAPE = "256x1024:1024x1024"
 _SIZE = 1024  # about what sizes are that a file does not give
@@ -75,15 +76,13 @@ def anatomy_of(
 
 
 def _teaching(name: str, sm: int, sizes: Mapping[str, int]) -> Anatomy:
-    from lowbit_lab.compare.kinds.triton import TritonKind
-
     request = request_named(name)
     operation = request.operation
     problem = Problem(
         operation.complete({**operation.exercise, **sizes}), operation, None, request.output
     )
     variant = Variant(request.kernel, operation.name, request.grid, None, dict(request.given))
-    file = Path(TritonKind.text(request.kernel)[2])
+    file = Path(language_of(request.kernel, "compile").source(request.kernel)[2])
     return gpu_anatomy(variant, problem, sm, file, f"{operation.doc} {_listed(problem.sizes)}")
 
 
@@ -97,12 +96,12 @@ def _of_file(path: Path, kernel: str, sm: int, sizes: Mapping[str, int]) -> Anat
         wrong = f"no kernel {kernel!r}, but" if kernel else "several kernels:"
         raise ValueError(f"{path} defines {wrong} {', '.join(variants)}; write {path}:{first}")
     variant, problem = variants[kernel], comparison.large
-    kind = kind_of(variant.kernel)
-    about = f"{kind.title}, {_listed(problem.sizes)}"
-    if kind.on_gpu:
+    language = language_of(variant.kernel, "compile")
+    about = f"{language.title}, {_listed(problem.sizes)}"
+    if language.for_gpu:
         return gpu_anatomy(variant, problem, sm, path, about)
     build(variant, problem, sm, path)  # which says what is wrong with it
-    of_kind = numba_anatomy if kind is NumbaCpu else lowbit_anatomy
+    of_kind = numba_anatomy if language is NumbaCpu else lowbit_anatomy
     return of_kind(variant, problem, about)
 
 
@@ -271,9 +270,8 @@ def listing(
 
 def lowbit_anatomy(variant: Variant, problem: Problem, about: str) -> Anatomy:
     """That of a kernel of lowbit, for its instruction set."""
-    kind, places = LowbitCpu(), Places()
-    asked = kind.asked(variant)
-    static = kind.static(variant, kind.arguments(variant, problem, problem.arrays()))
+    places, asked = Places(), LowbitKernel.asked_of(variant.kernel)
+    static = asked.static_at(LowbitKernel.arguments(variant, problem, problem.arrays()))
     isa = instruction_sets.named(asked.isa)
     panes, code = listing(asked.kernel, isa, places, **static)
     about = f"{about}; lowbit for {isa.name}, {compiler.VERSION}"
@@ -285,8 +283,8 @@ def numba_anatomy(variant: Variant, problem: Problem, about: str) -> Anatomy:
     it is compiled a second time with them, and what differs is said."""
     import numba
 
-    kind, places = NumbaCpu(), Places()
-    function, signature = kind.function(variant.kernel), kind.signature(variant, problem)
+    places, function = Places(), NumbaCpu.function(variant.kernel)
+    signature = NumbaCpu.signature(variant, problem)
     file = function.__code__.co_filename
     options = {**variant.kernel.targetoptions, "debug": True, "_dbg_extend_lifetimes": False}
     lined = numba.njit(**{n: v for n, v in options.items() if n != "nopython"})(function)

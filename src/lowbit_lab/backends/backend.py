@@ -1,19 +1,12 @@
-"""One protocol for every kind of kernel: what takes it, binds it to an operation, and runs it on
-memory that sees every access.
-
-A kind is a file of `kinds/`: a class under `@backends.register(...)` that says which kernels it
-takes and makes a Subject of one. Kernels with pointers for parameters have most of it from
-`KernelBackend`.
-"""
+"""What is to be checked, as it is asked for and as it is run, whatever its language."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
-from lowbit.registry import Registry
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case, Operation, Sizes, from_function
 from lowbit_lab.report import Finding, Severity
@@ -49,13 +42,6 @@ class Request:
         """One for each result that the specification returns."""
         one = self.operation
         return [replace(self, spec=spec) for spec in (one, *one.others)]
-
-    def bound(self) -> Subject:
-        """The kernel, bound to the operation by the backend that takes it.
-
-        ValueError or TypeError if what is given does not fit together, or no backend takes it.
-        """
-        return backend_of(self.kernel).bind(self)
 
 
 @dataclass(frozen=True)
@@ -127,38 +113,3 @@ class Subject(ABC):
         """What speaks against it besides a run of this case: that it does not compile, or that
         autotuning spoils its tensors."""
         return []
-
-
-class Backend(Protocol):
-    """What takes kernels of one kind.
-
-    needs_grid: whether somebody has to say how many programs there are.
-    """
-
-    needs_grid: ClassVar[bool]
-
-    @classmethod
-    def takes(cls, kernel: Any) -> bool:
-        """Whether this is a kernel of the kind. It must not need what the kind needs to run."""
-        ...
-
-    @classmethod
-    def bind(cls, request: Request) -> Subject:
-        """Bind a kernel that it takes. ValueError or TypeError if the request does not fit, and
-        what the lack of a package or a GPU raises."""
-        ...
-
-
-backends: Registry[type[Backend]] = Registry("backend", "lowbit_lab.backends.kinds")
-"""By the name of the kind."""
-
-
-def backend_of(kernel: Any) -> type[Backend]:
-    """What runs this kernel. TypeError if nothing does."""
-    for backend in backends:
-        if backend.takes(kernel):
-            return backend
-    raise TypeError(
-        f"cannot check {kernel!r}; give a function under triton.jit or numba.cuda.jit, a lowbit "
-        "kernel, or a function of tensors that launches kernels"
-    )

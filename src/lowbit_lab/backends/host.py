@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_iter
 from lowbit.jit.memory import offsets_of
 from lowbit.kernels.triton.fast import launch
 from lowbit.spec import TensorType
-from lowbit_lab.backends.kinds.triton import TritonKernel
+from lowbit_lab.languages.triton import TritonKernel
 from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import TensorArgument
 from lowbit_lab.run.memory import Memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -13,6 +13,7 @@ import numpy as np
 from lowbit.spec import Case, Sizes, TensorType, cases_of
 from lowbit.spec.cases import tile_sets
 from lowbit_lab.backends.backend import PLAIN, Request, Subject, Way
+from lowbit_lab.backends.language import Language
 from lowbit_lab.backends.vast import wrapping
 from lowbit_lab.report import Finding, Severity
 from lowbit_lab.run.bind import Binding, Parameter, TensorArgument, bind
@@ -26,8 +27,9 @@ _MOST_PROGRAMS = 65_535  # along the second and third axis (CUDA C++ Programming
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelBackend(ABC):
-    """A kernel of some kind, not bound to anything yet, and how it is run on a Memory.
+class KernelBackend(Language):
+    """A language whose kernels have pointers and numbers for parameters: an object is a kernel, not
+    bound to anything yet, and says how it is run on a Memory.
 
     text: the function as it was written. description: what runs it, with its version. machinery:
     the folders whose frames are not a kernel's text. constants: values that the kernel has with it;
@@ -47,18 +49,12 @@ class KernelBackend(ABC):
     undone: Mapping[str, bool] = field(default_factory=dict[str, bool])
     on_gpu: bool = False
 
-    needs_grid: ClassVar[bool] = True
     has_addresses: ClassVar[bool] = False
     slow: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         return self.text.__name__
-
-    @classmethod
-    @abstractmethod
-    def takes(cls, kernel: Any) -> bool:
-        """As `Backend` says."""
 
     @classmethod
     @abstractmethod
@@ -81,7 +77,7 @@ class KernelBackend(ABC):
         return None
 
     @classmethod
-    def bind(cls, request: Request) -> KernelSubject:
+    def interpret(cls, request: Request) -> KernelSubject:
         request = request if request.grid is not None else replace(request, grid=1)
         operation, output, initial = request.operation, request.output, request.initial
         if not isinstance(initial, (int, float, type(None))):

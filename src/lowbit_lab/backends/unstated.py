@@ -27,6 +27,7 @@ from lowbit.spec import Block, Case, Operation, Sizes
 from lowbit.spec.free_sizes import Extent, extents, named
 from lowbit.spec.operation import next_power_of_2
 from lowbit_lab.backends.backend import Request, Way
+from lowbit_lab.backends.language import bound
 from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import Parameter
 from lowbit_lab.run.outcome import Trial, judge
@@ -171,7 +172,7 @@ def _read(request: Request, sizes: Mapping[str, Extent]) -> Request:
 def _wrong(request: Request) -> tuple[int, int]:
     """How much is wrong at sizes that all differ: what the programs at the corners of the grid do
     besides wrong values; if that is nothing, all kinds of findings, and wrong elements."""
-    subject = request.bound()
+    subject = bound(request)
     operation = subject.operation
     exercise = operation.exercise.items()
     sizes = operation.fitted(

@@ -16,6 +16,7 @@ import numpy as np
 from lowbit.spec import SPECIAL, Case
 from lowbit_lab.backends import cuda
 from lowbit_lab.backends.backend import Request, Subject, Way
+from lowbit_lab.backends.language import bound
 from lowbit_lab.checks.smallest import view_found
 from lowbit_lab.prove.launches import available, bounds_of_sizes, in_words
 from lowbit_lab.report import CheckResult, Finding, OnProgress
@@ -60,7 +61,7 @@ def check_request(
 def _check_result(
     request: Request, device: str | None, few: bool, stop: bool, on_progress: OnProgress | None
 ) -> CheckResult:
-    subject = request.bound()
+    subject = bound(request)
     cases, notes = subject.cases()
     if few:
         cases = _few(cases)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field
 
+from lowbit_lab.backends.language import Language, language_of
 from lowbit_lab.compare import faults
+from lowbit_lab.compare.built import Built, Typed
 from lowbit_lab.compare.code import KINDS, Code, Mix, bytes_loaded, mix
 from lowbit_lab.compare.faults import Fault, Occupancy, occupancy
-from lowbit_lab.compare.kind import Built, Kind, Typed, kind_of
 from lowbit_lab.compare.problem import Checked, Problem, Variant, without_name
 from lowbit_lab.compare.ptx.block import NotInterpretedError
 from lowbit_lab.compare.ptx.execute import AccessCost, Trace, costs, moved, repeats
@@ -91,10 +92,10 @@ def explain(
 ) -> Explained:
     """Everything that can be said without running it on a GPU. problem: at the sizes that are
     timed."""
-    kind = kind_of(variant.kernel)()
-    found = Explained(variant.name, kind.title, built, checked, notes=list(built.missing))
+    language = language_of(variant.kernel, "compile")
+    found = Explained(variant.name, language.title, built, checked, notes=list(built.missing))
     if built.ptx is not None:
-        _explain_ptx(kind, variant, built, problem, sm, found)
+        _explain_ptx(language, variant, built, problem, sm, found)
     elif built.code is not None:
         body = built.code.main_loop()
         if body is not None:
@@ -104,11 +105,16 @@ def explain(
 
 
 def _explain_ptx(
-    kind: Kind, variant: Variant, built: Built, problem: Problem, sm: int, found: Explained
+    language: type[Language],
+    variant: Variant,
+    built: Built,
+    problem: Problem,
+    sm: int,
+    found: Explained,
 ) -> None:
     assert built.ptx is not None
     ptx = parse(built.ptx, built.file, built.entry)
-    trace = _followed(kind, variant, built, problem, found)
+    trace = _followed(language, variant, built, problem, found)
     body = ptx.code.main_loop(trace.counts)
     unrolled = 1
     if body is not None:
@@ -142,12 +148,12 @@ def _explain_ptx(
 
 
 def _followed(
-    kind: Kind, variant: Variant, built: Built, problem: Problem, found: Explained
+    language: type[Language], variant: Variant, built: Built, problem: Problem, found: Explained
 ) -> Trace:
     """One block, followed for a while at the sizes that are timed."""
     trace = Trace()
     try:
-        launch = kind.launch(variant, built, problem, problem.arrays())
+        launch = language.launch(variant, built, problem, problem.arrays())
         if launch is not None and not launch.run([(0, 0, 0)], trace, _MOST_STEPS):
             found.notes.append(
                 f"accesses are those of the first {_MOST_STEPS:,} instructions of the first block"

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from lowbit_lab.compare.built import Built
 from lowbit_lab.compare.code import Code, Instruction
-from lowbit_lab.compare.kind import Built
 from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.ptx.execute import AccessCost, Trace
 from lowbit_lab.compare.ptx.operations import WARP

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from lowbit.spec import Array
-from lowbit_lab.compare.kind import Built, Kind
-from lowbit_lab.compare.problem import Baseline, Checked, Problem, Variant
+from lowbit_lab.backends.language import Language
+from lowbit_lab.compare.built import Built
+from lowbit_lab.compare.problem import Problem, Variant
 from lowbit_lab.compare.ptx.block import NotInterpretedError
 from lowbit_lab.compare.ptx.execute import Dims, Launch, blocks_of
-from lowbit_lab.compare.ptx.memory import Memory, OutsideError, packed_parameters
+from lowbit_lab.compare.ptx.memory import Memory, packed_parameters
 from lowbit_lab.compare.ptx.parse import Ptx, parse
 from lowbit_lab.compare.toolchain import assemble
 
@@ -58,9 +59,6 @@ class Function:
             raise RuntimeError(f"{name}: {(said.value or b'unknown').decode()} ({failed})")
 
 
-_HOW = "its PTX, interpreted"
-
-
 def grid_of(variant: Variant, problem: Problem) -> Dims:
     """The blocks at these sizes. ValueError if the grid is none."""
     # A constant that is named as a size is that size in another type.
@@ -72,41 +70,32 @@ def grid_of(variant: Variant, problem: Problem) -> Dims:
     return blocks_of(dims)
 
 
-def arguments(
-    variant: Variant, names: Sequence[str], problem: Problem, arrays: Mapping[str, Any]
-) -> list[Any]:
-    """What is passed for each parameter."""
-    given = problem.arguments(names, arrays, variant.constants).values()
-    return [one.reshape(-1) if variant.flat and getattr(one, "shape", ()) else one for one in given]
-
-
-class PtxKind(Kind):
+class PtxLanguage(Language):
     """A kernel of which the block is given, and whose PTX has flat parameters."""
 
-    needs_grid = needs_block = on_gpu = True
+    needs_grid = needs_block = for_gpu = True
 
+    @classmethod
     @abstractmethod
-    def parameters(self, kernel: Any) -> Sequence[str]:
-        """The names of its parameters."""
-
-    @abstractmethod
-    def flat(self, value: Any, address: Callable[[Any], int]) -> list[Any]:
+    def flat(cls, value: Any, address: Callable[[Any], int]) -> list[Any]:
         """An argument as the parameters of the PTX that it becomes."""
 
-    def parsed(self, built: Built) -> Ptx:
+    @classmethod
+    def parsed(cls, built: Built) -> Ptx:
         """The PTX with lines of the kernel's own file. ValueError if there is none."""
         if built.ptx is None:
             raise ValueError("; ".join(built.missing) or "there is no PTX")
         return parse(built.ptx, built.file, built.entry)
 
+    @classmethod
     def launch(
-        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Array]
+        cls, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Array]
     ) -> Launch:
         """The kernel on these arrays, to be interpreted."""
-        memory, ptx = Memory(), self.parsed(built)
+        memory, ptx = Memory(), cls.parsed(built)
         places = {one.ctypes.data: memory.place(name, one) for name, one in arrays.items()}
-        given = arguments(variant, self.parameters(variant.kernel), problem, arrays)
-        values = [v for one in given for v in self.flat(one, lambda a: places[a.ctypes.data])]
+        given = cls.arguments(variant, problem, arrays).values()
+        values = [v for one in given for v in cls.flat(one, lambda a: places[a.ctypes.data])]
         kinds = {one.name: (one.letter, one.bits) for one in ptx.parameters}
         if len(kinds) != len(values):
             raise NotInterpretedError(
@@ -116,25 +105,13 @@ class PtxKind(Kind):
         block = blocks_of(variant.block or (1,))
         return Launch(ptx, memory, parameters, grid_of(variant, problem), block, variant.shared)
 
-    def check(
-        self, variant: Variant, built: Built, problem: Problem, first: Baseline | None
-    ) -> tuple[Checked, Array | None]:
-        arrays = problem.arrays()
-        try:
-            self.launch(variant, built, problem, arrays).run()
-        except OutsideError as error:
-            return Checked(False, None, _HOW, f"out of bounds: {error}"), None
-        except (NotInterpretedError, ValueError) as error:
-            return Checked(None, None, _HOW, str(error)), None
-        result = arrays[problem.result]
-        return problem.judge(result, first, _HOW), result
-
+    @classmethod
     def call(
-        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
+        cls, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
     ) -> Callable[[], object]:
-        ptx = self.parsed(built)
-        given = arguments(variant, self.parameters(variant.kernel), problem, arrays)
-        values = [v for one in given for v in self.flat(one, lambda a: a.data_ptr())]
+        ptx = cls.parsed(built)
+        given = cls.arguments(variant, problem, arrays).values()
+        values = [v for one in given for v in cls.flat(one, lambda a: a.data_ptr())]
         kinds = {one.name: (one.letter, one.bits) for one in ptx.parameters}
         parameters = [*packed_parameters(kinds, values).values()]
         function = Function(built, ptx.name)

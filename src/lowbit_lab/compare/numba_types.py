@@ -6,11 +6,26 @@ import ast
 import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-from lowbit_lab.compare.kind import Typed, plain
+from lowbit_lab.backends.language import Language
+from lowbit_lab.compare.built import Typed, plain
 
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
+
+
+class NumbaLanguage(Language):
+    """What Numba compiles, for whatever processor."""
+
+    @classmethod
+    def function(cls, kernel: Any) -> FunctionType:
+        return kernel.py_func
+
+    @classmethod
+    def words(cls, error: Exception, kernel: Any, file: Path) -> str:
+        return words(error, *cls.source(kernel))
 
 
 def typed(annotation: Any, lines: Sequence[str], first_line: int) -> tuple[Typed, ...]:

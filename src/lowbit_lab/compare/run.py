@@ -9,15 +9,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from lowbit.registry.conflicts import conflict
 from lowbit.registry.extras import versions
 from lowbit.spec import Array
+from lowbit_lab.backends.language import Language, language_of
 from lowbit_lab.bench.core.clock import Limits, Samples, interleave, quantiles
 from lowbit_lab.bench.core.context import commit
+from lowbit_lab.checks.cases import check_request
+from lowbit_lab.compare.built import Built
 from lowbit_lab.compare.explain import Change, Explained, change, explain
-from lowbit_lab.compare.file import Comparison, read
-from lowbit_lab.compare.kind import Built, build, kind_of
 from lowbit_lab.compare.problem import Baseline, Checked, Problem, Variant
-from lowbit_lab.source import blamed
+from lowbit_lab.compare.ptx.block import NotInterpretedError
+from lowbit_lab.compare.ptx.memory import OutsideError
+from lowbit_lab.source import Comparison, blamed, read
 
 SCHEMA = "lowbit-compare-1"
 DEFAULT_SM = 90
@@ -119,20 +123,60 @@ def _gpu() -> tuple[str, int] | None:
 def _explained(
     variant: Variant, comparison: Comparison, sm: int, first: Baseline | None
 ) -> tuple[Explained, Array | None]:
-    kind = kind_of(variant.kernel)()
+    language = language_of(variant.kernel, "compile")
     try:
         built = build(variant, comparison.large, sm, comparison.path)
     except ValueError as error:  # the others can still be shown
-        nothing = Built(*kind.text(variant.kernel), missing=(str(error),))
+        nothing = Built(*language.source(variant.kernel), missing=(str(error),))
         checked = Checked(None, None, None, "it was not compiled")
-        return Explained(variant.name, kind.title, nothing, checked, notes=[str(error)]), None
+        return Explained(variant.name, language.title, nothing, checked, notes=[str(error)]), None
     try:
         with blamed(comparison.path):
-            checked, result = kind.check(variant, built, comparison.small, first)
+            checked, result = _checked(language, variant, built, comparison.small, first)
     except Exception as error:  # a kernel that is called may raise anything
         said = error if error.__cause__ else f"{type(error).__name__}: {error}"
         checked, result = Checked(False, None, "a call", f"it raises an error: {said}"), None
     return explain(variant, built, checked, comparison.large, sm), result
+
+
+def build(variant: Variant, problem: Problem, sm: int, file: Path) -> Built:
+    """Compile a variant of a file. ValueError with all that its compiler says, as plain text."""
+    language = language_of(variant.kernel, "compile")
+    try:
+        with blamed(file):
+            return language.compile(variant, problem, sm)
+    except Exception as error:  # compilers fail in many ways
+        said = conflict(error) or language.words(error, variant.kernel, file).strip()
+        raise ValueError(said or type(error).__name__) from error
+
+
+def _checked(
+    language: type[Language],
+    variant: Variant,
+    built: Built,
+    problem: Problem,
+    first: Baseline | None,
+) -> tuple[Checked, Array | None]:
+    """Whether it is right, by the best that its language can do in this process: as `lowbit check`
+    finds out, or by a run of its PTX, or by a call."""
+    if problem.operation is not None and language.can("interpret") and not language.simulated:
+        found = check_request(language.request(variant, problem), "cpu", few=True, stop=True)
+        said = str(next(iter(found.findings), f"{found.cases} cases"))
+        against = f"the specification {found.operation}"
+        return Checked(found.ok, against, f"{language.title}'s interpreter", said), None
+    arrays, how = problem.arrays(), "a call"
+    if language.for_gpu:
+        how = "its PTX, interpreted"
+        try:
+            language.launch(variant, built, problem, arrays).run()
+        except OutsideError as error:
+            return Checked(False, None, how, f"out of bounds: {error}"), None
+        except (NotInterpretedError, ValueError) as error:
+            return Checked(None, None, how, str(error)), None
+    else:
+        language.call(variant, built, problem, arrays)()
+    result = arrays[problem.result]
+    return problem.judge(result, first, how), result
 
 
 def _timed(
@@ -147,8 +191,8 @@ def _timed(
     ]
     found: dict[str, Samples] = {}
     notes: list[str] = []
-    on_gpu = [pair for pair in right if kind_of(pair[0].kernel).on_gpu]
-    on_cpu = [pair for pair in right if not kind_of(pair[0].kernel).on_gpu]
+    on_gpu = [pair for pair in right if language_of(pair[0].kernel, "compile").for_gpu]
+    on_cpu = [pair for pair in right if not language_of(pair[0].kernel, "compile").for_gpu]
     if on_gpu and gpu:
         found |= _timed_on_gpu(comparison.large, on_gpu, notes)
     elif on_gpu:
@@ -165,7 +209,7 @@ def _timed(
 def _prepared(
     variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
 ) -> Callable[[], object]:
-    return kind_of(variant.kernel)().call(variant, built, problem, arrays)
+    return language_of(variant.kernel, "compile").call(variant, built, problem, arrays)
 
 
 def _timed_on_gpu(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lowbit.registry.extras import installed
 from lowbit.spec import Operation, TensorType
 from lowbit_lab.backends.kernel import KernelSubject
-from lowbit_lab.backends.kinds.triton import TritonKernel
+from lowbit_lab.languages.triton import TritonKernel
 from lowbit_lab.prove.ttir import NotProvedError, Text, text_of
 from lowbit_lab.run.bind import TensorArgument
 from lowbit_lab.run.outcome import cause_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit_lab.backends.ahead import ELEMENTS
-from lowbit_lab.backends.kinds.triton import TritonKernel
+from lowbit_lab.languages.triton import TritonKernel
 from lowbit_lab.run.trace import Place
 
 

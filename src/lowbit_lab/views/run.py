@@ -14,6 +14,7 @@ from typing import Any, get_args
 from lowbit.report.page import part
 from lowbit.spec import FILLS, Block, Case, Layout, Operation, Sizes
 from lowbit_lab.backends.backend import GridLike, Request, Subject
+from lowbit_lab.backends.language import bound
 from lowbit_lab.report import Finding
 from lowbit_lab.run.tensor import strides_of
 from lowbit_lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
@@ -171,7 +172,7 @@ def view_request(
         raise ValueError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
     if limit < 1:
         raise ValueError(f"limit is {limit}; give how many values to keep, at least 1")
-    subject = request.bound()
+    subject = bound(request)
     shown = Case(subject.operation, _sizes(subject.operation, sizes or {}), fill, layout)
     return view_subject(subject, shown, limit, shrinks=not sizes)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowbit_lab.backends.host import TORCH, Host, machinery
-from lowbit_lab.backends.kinds.triton import TritonKernel
+from lowbit_lab.languages.triton import TritonKernel
 from lowbit_lab.prove.launches import available, bounds_of_launch, in_words
 from lowbit_lab.prove.ttir import is_gluon
 from lowbit_lab.report import Caller, Finding

@@ -9,7 +9,8 @@ from types import FunctionType
 from typing import Any
 
 from lowbit.spec import Case, Operation, Sizes, cases_of
-from lowbit_lab.backends.backend import PLAIN, Request, Subject, Way, backends
+from lowbit_lab.backends.backend import PLAIN, Request, Subject, Way
+from lowbit_lab.backends.language import Language, languages
 from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import is_of_sizes
 from lowbit_lab.run.memory import Memory
@@ -18,19 +19,23 @@ from lowbit_lab.run.tensor import CheckedTensor, dtype_of, tensor_of, unwritten
 from lowbit_lab.run.triton import triton_modules
 
 
-@backends.register("function")
-@dataclass(frozen=True, kw_only=True)
-class FunctionSubject(Subject):
-    """A function whose parameters are the operation's inputs, and what is given by name."""
+@languages.register("function")
+class TensorFunction(Language):
+    """Functions whose parameters are the operation's inputs, and what is given by name."""
 
-    needs_grid = False
+    title = "PyTorch"
+    written = "a function of tensors that launches kernels"
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
         return isinstance(kernel, FunctionType)
 
     @classmethod
-    def bind(cls, request: Request) -> FunctionSubject:
+    def function(cls, kernel: Any) -> FunctionType:
+        return kernel
+
+    @classmethod
+    def interpret(cls, request: Request) -> Subject:
         """ValueError if a parameter is no input, is not given, and has no default; and for a value
         that no parameter takes."""
         name = request.kernel.__name__
@@ -44,7 +49,12 @@ class FunctionSubject(Subject):
         import torch
 
         runner = f"Triton {triton.__version__}, PyTorch {torch.__version__}"
-        return cls(request=request, name=name, description=runner, on_gpu=True)
+        return _Subject(request=request, name=name, description=runner, on_gpu=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject(Subject):
+    """A function bound to an operation."""
 
     def cases(self) -> tuple[list[Case], list[str]]:
         blocks = [block for block in self.operation.blocks.values() if isinstance(block, int)]

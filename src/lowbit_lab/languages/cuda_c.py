@@ -7,41 +7,42 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from lowbit_lab.compare.gpu import PtxKind
-from lowbit_lab.compare.kind import Built, kinds
+from lowbit_lab.backends.language import languages
+from lowbit_lab.compare.built import Built
+from lowbit_lab.compare.gpu import PtxLanguage
 from lowbit_lab.compare.problem import CudaC, Problem, Variant
 from lowbit_lab.compare.toolchain import MissingToolError, compile_cuda_c
 
 
-@kinds.register("CUDA C")
-class CudaCKind(PtxKind):
+@languages.register("CUDA C")
+class CudaCKernel(PtxLanguage):
     """Its types are those that the text declares."""
 
     title = "CUDA C"
+    written = "lowbit_lab.compare.cuda_c('...')"
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
         return isinstance(kernel, CudaC)
 
     @classmethod
-    def function(cls, kernel: Any) -> None:
-        return None
-
-    @classmethod
     def name_of(cls, kernel: Any) -> str:
         return kernel.name
 
     @classmethod
-    def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
+    def source(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
         return kernel.source.splitlines(), kernel.first_line, kernel.file
 
-    def parameters(self, kernel: Any) -> Sequence[str]:
+    @classmethod
+    def names(cls, kernel: Any) -> Sequence[str]:
         return kernel.parameters
 
-    def flat(self, value: Any, address: Callable[[Any], int]) -> list[Any]:
+    @classmethod
+    def flat(cls, value: Any, address: Callable[[Any], int]) -> list[Any]:
         return [address(value) if getattr(value, "shape", ()) else value]
 
-    def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
+    @classmethod
+    def compile(cls, variant: Variant, problem: Problem, sm: int) -> Built:
         kernel: CudaC = variant.kernel
         # The name must not be mangled, and lines are those of the file that the text stands in.
         text = f'#line {kernel.first_line} "{kernel.file}"\n{kernel.source}\n'
@@ -53,7 +54,7 @@ class CudaCKind(PtxKind):
         except MissingToolError as error:
             missing.append(str(error))
         return Built(
-            *self.text(kernel),
+            *cls.source(kernel),
             made_by=made_by,
             ptx=ptx,
             entry=kernel.name if ptx and re.search(rf"\.entry\s+{kernel.name}\b", ptx) else None,

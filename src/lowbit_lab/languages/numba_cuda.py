@@ -1,4 +1,4 @@
-"""Numba-CUDA kernels, run by Numba's CUDA simulator on arrays that see every access.
+"""Numba-CUDA kernels, run by Numba's CUDA simulator on arrays that see every access, and compiled.
 
 A program is a thread. Threads of one block are in order with each other across a barrier, threads
 of different blocks never. The simulator has to be on before Numba is imported: by
@@ -9,6 +9,7 @@ own.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import linecache
 import operator
@@ -17,7 +18,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -26,8 +29,13 @@ from numpy.typing import NDArray
 
 from lowbit.registry.locks import Lock
 from lowbit.spec import TensorType
-from lowbit_lab.backends.backend import backends
 from lowbit_lab.backends.kernel import KernelBackend
+from lowbit_lab.backends.language import languages
+from lowbit_lab.compare.built import Built
+from lowbit_lab.compare.gpu import PtxLanguage
+from lowbit_lab.compare.numba_types import NumbaLanguage, typed
+from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.toolchain import MissingToolError, find_nvvm
 from lowbit_lab.run.bind import Parameter, TensorArgument
 from lowbit_lab.run.memory import Lanes, Memory
 from lowbit_lab.run.outcome import UnsupportedError, refusals
@@ -40,19 +48,31 @@ _RUNNER = "Numba's CUDA simulator"
 _LOCK = Lock()
 _TURN = 1e-5  # seconds that a thread keeps the interpreter while others wait
 _THREADS = {"threads": 32, "threads_y": 1, "threads_z": 1}
+_SIGNATURES = "lowbit_signatures"
 
 
-@backends.register("Numba")
-class NumbaKernel(KernelBackend):
-    """A simulated kernel. Besides its own parameters it has `threads`, `threads_y`, `threads_z`:
-    the size of a block, 32, 1 and 1 unless given; the grid is in blocks."""
+@languages.register("Numba-CUDA")
+class NumbaCuda(NumbaLanguage, PtxLanguage, KernelBackend):
+    """A kernel, compiled by Numba and NVVM; an object is a simulated one.
 
+    Besides its own parameters that has `threads`, `threads_y`, `threads_z`: the size of a block,
+    32, 1 and 1 unless given; the grid is in blocks.
+    """
+
+    title = "Numba-CUDA"
+    written = "a function under numba.cuda.jit"
+    simulated = True
     slow = True  # The simulator makes each thread one of Python.
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
-        """Whether this is a function under numba.cuda.jit, compiled or simulated."""
-        return type(kernel).__module__.startswith(("numba.cuda.", "numba_cuda."))
+        """Whether this is a function under numba.cuda.jit, compiled or simulated. A device function
+        is a part of kernels."""
+        if not type(kernel).__module__.startswith(("numba.cuda.", "numba_cuda.")):
+            return False
+        if type(kernel).__name__ == "FakeCUDAKernel":
+            return not kernel._device
+        return hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")
 
     @classmethod
     def of(cls, kernel: Any) -> Self:
@@ -114,6 +134,101 @@ class NumbaKernel(KernelBackend):
                     elif isinstance(error, AttributeError):
                         raise
                     raise UnsupportedError(text).with_traceback(error.__traceback__) from None
+
+    # Compiled, for a GPU that need not be there.
+
+    @classmethod
+    def flat(cls, value: Any, address: Callable[[Any], int]) -> list[Any]:
+        """An array is its owner and parent (none), elements, bytes of one, address, shape and
+        strides in bytes."""
+        shape = getattr(value, "shape", ())
+        if not shape:
+            return [value]
+        if isinstance(value, np.ndarray):
+            size, strides = value.itemsize, list(value.strides)
+        else:
+            size = value.element_size()
+            strides = [size * step for step in value.stride()]
+        return [0, 0, prod(shape), size, address(value), *shape, *strides]
+
+    @classmethod
+    def compile(cls, variant: Variant, problem: Problem, sm: int) -> Built:
+        import numba
+        from numba.core import sigutils
+        from numba.cuda.compiler import compile_cuda, compile_ptx
+
+        function = variant.kernel.py_func
+        lines, first, file = cls.source(variant.kernel)
+        given = cls.arguments(variant, problem, problem.arrays()).values()
+        signature: Any = getattr(variant.kernel, _SIGNATURES, None)
+        if isinstance(signature, list):
+            signature = signature[0]
+        if signature is None:
+            signature = tuple(numba.typeof(one) for one in given)
+        wanted, _ = sigutils.normalize_signature(signature)
+        options = variant.kernel.targetoptions
+        fast, capability = bool(options.get("fastmath")), divmod(sm, 10)
+        types, missing, ptx = (), [], None
+        try:
+            find_nvvm()
+        except MissingToolError as error:
+            missing.append(str(error))
+        else:
+            with _capability(capability):
+                made = compile_cuda(
+                    function, numba.types.void, wanted, debug=False, lineinfo=True, fastmath=fast,
+                    nvvm_options={}, cc=capability,
+                )  # fmt: skip
+                types = typed(made.type_annotation, lines, first)
+                ptx, _ = compile_ptx(
+                    function, wanted, debug=False, lineinfo=True, fastmath=fast, cc=capability,
+                    opt=options.get("opt") is not False,
+                )  # fmt: skip
+        return Built(
+            lines=lines,
+            first_line=first,
+            file=file,
+            types=types,
+            made_by=f"Numba {numba.__version__}",
+            ptx=ptx,
+            threads=prod(variant.block or (1,)),
+            shared=variant.shared,
+            most_registers=options.get("max_registers"),
+            missing=tuple(missing),
+        )
+
+
+@contextlib.contextmanager
+def remembered_signatures() -> Iterator[None]:
+    """Within it, numba.cuda.jit keeps an explicit signature for later, so that a file can be read
+    where there is no GPU."""
+    from numba import cuda
+
+    original = cuda.jit
+
+    def jit(func_or_sig: Any = None, *arguments: Any, **options: Any) -> Any:
+        if func_or_sig is None or isinstance(func_or_sig, FunctionType) or options.get("device"):
+            return original(func_or_sig, *arguments, **options)
+
+        def decorate(function: Any) -> Any:
+            made = original(*arguments, **options)(function)
+            setattr(made, _SIGNATURES, func_or_sig)
+            return made
+
+        return decorate
+
+    with patch.object(cuda, "jit", jit):
+        yield
+
+
+@contextlib.contextmanager
+def _capability(capability: tuple[int, int]) -> Iterator[None]:
+    """Within it, Numba compiles the functions that a kernel calls, warp shuffles among them, for
+    this compute capability. It asks the GPU otherwise, of which there may be none."""
+    dispatcher = importlib.import_module("numba.cuda.dispatcher")
+    device = SimpleNamespace(compute_capability=capability)
+    with patch.object(dispatcher, "get_current_device", lambda: device):
+        yield
 
 
 @contextlib.contextmanager

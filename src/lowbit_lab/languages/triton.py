@@ -1,22 +1,32 @@
-"""Triton kernels, run by Triton's interpreter, and on a GPU by Triton itself."""
+"""Triton kernels, run by Triton's interpreter, compiled, and on a GPU run by Triton itself."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import types
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from types import FunctionType
+from typing import Any, Self
 
 import numpy as np
 
+from lowbit.spec import Array
 from lowbit_lab.backends.ahead import compiled, complaint
-from lowbit_lab.backends.backend import Request, backends
+from lowbit_lab.backends.backend import Request
 from lowbit_lab.backends.kernel import KernelBackend, KernelSubject
+from lowbit_lab.backends.language import languages
 from lowbit_lab.backends.unstated import completed
+from lowbit_lab.compare.built import Built, Typed
+from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.ptx.execute import Launch
+from lowbit_lab.compare.ptx.memory import Memory as PtxMemory
+from lowbit_lab.compare.ptx.memory import packed_parameters
+from lowbit_lab.compare.ptx.parse import parse
 from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import Parameter, TensorArgument
 from lowbit_lab.run.memory import Memory
@@ -25,22 +35,30 @@ from lowbit_lab.run.trace import Grid, Program
 from lowbit_lab.run.triton import RUNNER, SPAN, START, interpreted, triton_modules
 from lowbit_lab.run.variables import Values, VariableWatch, plain
 
+_OPTIONS = ("num_warps", "num_stages", "num_ctas")
+_WARPS = 4
+_VALUE = re.compile(r"^\s*%([A-Za-z_]\w*?)(?:_\d+)? = .*?([\w.!<>*x]+) loc\((#\w+)\)\s*$")
+_SHAPE = re.compile(r"tensor<((?:\d+x)+)")
+_PLACE = re.compile(r'^(#\w+) = loc\("([^"]*)"(?::(\d+):\d+|\((#\w+)\))')
 
-@backends.register("Triton")
+
+@languages.register("Triton")
 @dataclass(frozen=True, kw_only=True)
 class TritonKernel(KernelBackend):
-    """A Triton kernel without its decorators.
+    """A Triton kernel without its decorators. Its grid is in programs; num_warps and num_stages are
+    constants, which only a compiler reads.
 
     `constants` are those of the first configuration of triton.autotune, `alternatives` those of the
     others, `heuristics` the functions of triton.heuristics; `jitted` is what triton.jit made.
     """
 
+    title = "Triton"
+    written = "a function under triton.jit"
+    for_gpu = True
     has_addresses = True
 
     heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     jitted: Any
-
-    needs_grid: ClassVar[bool] = False  # `completed` finds it, or says why not
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
@@ -48,11 +66,17 @@ class TritonKernel(KernelBackend):
         return type(kernel).__module__.startswith("triton.")
 
     @classmethod
+    def function(cls, kernel: Any) -> FunctionType:
+        while not isinstance(kernel, FunctionType):
+            kernel = kernel.fn
+        return kernel
+
+    @classmethod
     def of(cls, kernel: Any) -> Self:
         """Unwrap what triton.jit, autotune and heuristics have wrapped."""
         configurations, heuristics = list[dict[str, Any]](), dict[str, Any]()
         jitted, undone = kernel, dict[str, bool]()
-        while not isinstance(kernel, types.FunctionType):
+        while not isinstance(kernel, FunctionType):
             configurations += [config.kwargs for config in getattr(kernel, "configs", ())]
             undone |= dict.fromkeys(getattr(kernel, "reset_to_zero", None) or (), False)
             undone |= dict.fromkeys(getattr(kernel, "restore_value", None) or (), True)
@@ -121,13 +145,16 @@ class TritonKernel(KernelBackend):
                     raise
 
     @classmethod
-    def bind(cls, request: Request) -> KernelSubject:
+    def interpret(cls, request: Request) -> KernelSubject:
         kernel = cls.of(request.kernel)
+        options = {*_OPTIONS} - {one.name for one in kernel.parameters}
+        asked = {name: n for name, n in request.given.items() if name not in options}
+        request = replace(request, given=asked)
         own = {name: n for name, n in kernel.constants.items() if name not in request.given}
         whole = replace(request, given={**own, **request.given})
         known = completed(whole, kernel.text, kernel.parameters)
         given = {name: n for name, n in known.given.items() if name not in own}
-        return super().bind(replace(known, given=given))
+        return super().interpret(replace(known, given=given))
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         self.jitted[grid](**self.decided(arguments))
@@ -144,6 +171,79 @@ class TritonKernel(KernelBackend):
             said, place = complaint(error, Path(inspect.getfile(self.text)))
             return Finding("not-compiled", said.strip(), place=place, device="Triton's compiler")
         return None
+
+    # Compiled, for a GPU that need not be there.
+
+    @classmethod
+    def words(cls, error: Exception, kernel: Any, file: Path) -> str:
+        """Of functions that call each other the innermost one's error, and the innermost line of
+        the file."""
+        said, place = complaint(error, file)
+        if place is None:
+            return said
+        text = file.read_text("utf-8").splitlines()[place.line - 1].strip()
+        return f"{place.file}, line {place.line}: {text}\n{said}"
+
+    @classmethod
+    def compile(cls, variant: Variant, problem: Problem, sm: int) -> Built:
+        import triton
+
+        subject = cls.interpret(cls.request(variant, problem))
+        arrays = {name: str(one.dtype) for name, one in problem.inputs.items()}
+        assert problem.operation is not None
+        arrays[problem.operation.result.name] = problem.operation.result.dtype
+        kernel: Any = subject.kernel
+        arguments = subject.binding.arguments(problem.sizes, _strides(problem))
+        options = {n: variant.constants[n] for n in _OPTIONS if n in variant.constants}
+        made = compiled(kernel, arguments, arrays, sm, **options)
+        return Built(
+            *cls.source(variant.kernel),
+            types=_types(made.stages["ttir"]),
+            made_by=f"Triton {triton.__version__}",
+            ptx=made.ptx,
+            threads=32 * options.get("num_warps", _WARPS),
+            stages=made.stages,
+            shared=made.shared,
+            widest=_widest(made.stages["ttir"]),
+        )
+
+    @classmethod
+    def launch(
+        cls, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Array]
+    ) -> Launch:
+        """Constants are in the code; what Triton passes besides is 0."""
+        assert built.ptx is not None
+        subject = cls.interpret(cls.request(variant, problem))
+        kernel: Any = subject.kernel
+        ptx, memory = parse(built.ptx, built.file), PtxMemory()
+        places = {name: memory.place(name, one) for name, one in arrays.items()}
+        constants = {one.name for one in kernel.parameters if one.constant}
+        values = [
+            places[one.name] if isinstance(one, TensorArgument) else one
+            for name, one in kernel.decided(
+                subject.binding.arguments(problem.sizes, _strides(problem))
+            ).items()
+            if name not in constants and one != 1
+        ]
+        types = {one.name: (one.letter, one.bits) for one in ptx.parameters}
+        values += [0] * (len(types) - len(values))
+        grid, block = subject.grid_at(problem.sizes), (built.threads, 1, 1)
+        return Launch(ptx, memory, packed_parameters(types, values), grid, block, built.shared)
+
+    @classmethod
+    def call(
+        cls, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
+    ) -> Callable[[], object]:
+        subject = cls.interpret(cls.request(variant, problem))
+        kernel: Any = subject.kernel
+        given = subject.binding.arguments(problem.sizes, _strides(problem))
+        values = {
+            name: arrays[one.name] if isinstance(one, TensorArgument) else one
+            for name, one in kernel.decided(given).items()
+        }
+        options = {n: variant.constants[n] for n in _OPTIONS if n in variant.constants}
+        grid = subject.grid_at(problem.sizes)
+        return lambda: kernel.jitted[grid](**values, **options)
 
 
 def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) -> None:
@@ -213,3 +313,42 @@ def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
         handle = interpreter.TensorHandle(np.array([value], np.float32), tl.float32)
         return tl.tensor(handle, tl.float32)
     return interpreter._implicit_cvt(value)
+
+
+def _strides(problem: Problem) -> dict[str, list[int]]:
+    assert problem.operation is not None
+    tensors = (*problem.operation.inputs, problem.operation.result)
+    shapes = {one.name: one.shape(problem.sizes) for one in tensors}
+    return {n: [int(np.prod(s[i + 1 :])) for i in range(len(s))] for n, s in shapes.items()}
+
+
+def _widest(ttir: str) -> int:
+    """Elements of the largest tensor."""
+    shapes = _SHAPE.findall(ttir)
+    return max((prod(map(int, one.rstrip("x").split("x"))) for one in shapes), default=1)
+
+
+def _types(ttir: str) -> tuple[Typed, ...]:
+    """The variables of the text with their types, as Triton names values after them."""
+    places = {one[1]: one for row in ttir.splitlines() if (one := _PLACE.match(row))}
+
+    def line(name: str | None) -> int | None:
+        for _ in range(4):
+            place = places.get(name or "")
+            if place is None:
+                return None
+            if place[3]:
+                return int(place[3])
+            name = place[4]
+        return None
+
+    found: dict[str, Typed] = {}
+    for row in ttir.splitlines():
+        one = _VALUE.match(row)
+        place = places.get(one[3]) if one else None
+        # A location with a name is that of a variable.
+        if one is not None and place is not None and place[4]:
+            # The last value of a name is what the text's variable ends as.
+            type_ = re.sub(r"!tt\.ptr<(\w+)>", r"\1", one[2]) if " tt.load " in row else one[2]
+            found[place[2]] = Typed(place[2], type_, line(one[3]))
+    return tuple(found.values())

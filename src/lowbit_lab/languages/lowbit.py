@@ -1,4 +1,4 @@
-"""lowbit's own kernels, run by their interpreter on memory that sees every access."""
+"""lowbit's own kernels, run by their interpreter on memory that sees every access, and compiled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Self
 
 import numpy as np
@@ -19,8 +20,12 @@ from lowbit.isa.types import Pointer, s64
 from lowbit.isa.value import Register, Value
 from lowbit.jit import interpret
 from lowbit.jit.kernel import Kernel
-from lowbit_lab.backends.backend import backends
+from lowbit.jit.threads import max_threads
 from lowbit_lab.backends.kernel import KernelBackend
+from lowbit_lab.backends.language import languages
+from lowbit_lab.compare import assembly
+from lowbit_lab.compare.built import Built
+from lowbit_lab.compare.problem import Problem, Variant
 from lowbit_lab.run.bind import Parameter, TensorArgument
 from lowbit_lab.run.memory import Lanes, Memory
 from lowbit_lab.run.registers import RegisterWatch
@@ -45,23 +50,41 @@ class CpuKernel:
         default_factory=dict[str, Any]
     )
 
+    def static_at(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The static arguments for these arguments."""
+        return dict(self.static(arguments) if callable(self.static) else self.static)
 
-@backends.register("lowbit")
+
+@languages.register("lowbit")
 @dataclass(frozen=True, kw_only=True)
-class CpuBackend(KernelBackend):
-    """Runs a CpuKernel, or a kernel alone as one."""
+class LowbitKernel(KernelBackend):
+    """A CpuKernel, or a kernel alone as one."""
 
     asked: CpuKernel
 
-    needs_grid = False
+    title = "lowbit"
+    written = "a lowbit kernel"
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
         return isinstance(kernel, (Kernel, CpuKernel))
 
+    @staticmethod
+    def asked_of(kernel: Kernel | CpuKernel) -> CpuKernel:
+        """The kernel with its instruction set."""
+        return CpuKernel(kernel) if isinstance(kernel, Kernel) else kernel
+
+    @classmethod
+    def function(cls, kernel: Any) -> FunctionType:
+        return cls.asked_of(kernel).kernel.text
+
+    @classmethod
+    def names(cls, kernel: Any) -> Sequence[str]:
+        return [*cls.asked_of(kernel).kernel.types]
+
     @classmethod
     def of(cls, kernel: Any) -> Self:
-        asked = CpuKernel(kernel) if isinstance(kernel, Kernel) else kernel
+        asked = cls.asked_of(kernel)
         room = Path(interpret.__file__).parent
         return cls(
             text=asked.kernel.text,
@@ -88,11 +111,31 @@ class CpuBackend(KernelBackend):
                 values.append(machine.pointer(name, array, type_.element))
             else:
                 values.append(machine.constant(given, type_))
-        static = self.asked.static
-        fixed = static(arguments) if callable(static) else static
         memory.begin((0, 0))
         with np.errstate(all="ignore"):
-            self.text(machine, *values, **fixed)
+            self.text(machine, *values, **self.asked.static_at(arguments))
+
+    @classmethod
+    def compile(cls, variant: Variant, problem: Problem, sm: int) -> Built:
+        asked = cls.asked_of(variant.kernel)
+        static = asked.static_at(cls.arguments(variant, problem, problem.arrays()))
+        isa = instruction_sets.named(asked.isa)
+        return Built(
+            *cls.source(variant.kernel),
+            made_by=f"lowbit for {isa.name}",
+            code=assembly.parse(asked.kernel.assembly(isa, **static)),
+        )
+
+    @classmethod
+    def call(
+        cls, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
+    ) -> Callable[[], object]:
+        given = cls.arguments(variant, problem, arrays)
+        asked = cls.asked_of(variant.kernel)
+        isa = instruction_sets.named(asked.isa)
+        program = asked.kernel.program(isa, **asked.static_at(given))
+        values: Sequence[Any] = [*given.values()]
+        return lambda: program(max_threads(), *values)
 
 
 class _CheckedInterpreter(interpret.Interpreter):

@@ -1,1 +1,0 @@
-"""The kinds of kernels, a file each."""

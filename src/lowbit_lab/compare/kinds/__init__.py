@@ -1,1 +1,0 @@
-"""Kinds of kernels, a file each."""

@@ -1,0 +1,1 @@
+"""Languages of kernels, a file each."""
