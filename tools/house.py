@@ -39,8 +39,8 @@ LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 500, 60
 # (600), `bench linear`, tables, `tune gpu`, `explain` (1,640); the checker: which order atomic
 # operations make, sizes, layouts, compilers (420), undefined lanes, roundings, ranges,
 # offsets (800), any program watched (950), bounds proved (1,300), the view of a smaller case, of
-# variables and costs, exercises as they come, notebooks (1,200), specifications of several results and
-# sums that a result keeps (150).
+# variables and costs, exercises as they come, notebooks (1,200), several results and sums that a
+# result keeps (150).
 LINES, STEP = {"lowbit": 64_550, "lowbit_lab": 32_400}, 250
 INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon\w*|i8mm)\b")
 LOCKS = re.compile(r"\bthreading\.(R?Lock|Condition|Semaphore)\b|from functools .*cached_property")
