@@ -24,9 +24,14 @@ def __getattr__(name: str) -> Any:
     """`app`, the application with all commands."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    load_others()
+    return application.app
+
+
+def load_others() -> None:
+    """Let other packages make their commands, and readers of records, known."""
     for found in entry_points(group="lowbit.commands"):
         found.load()()
-    return application.app
 
 
 def main() -> None:

@@ -39,6 +39,9 @@ def report(
     The page is one file, which loads nothing: tables and charts.
     """
     if folder.is_file():
+        from lowbit.cli import load_others
+
+        load_others()
         return records.get("benchmark")(folder, json_file, html_file)
     from lowbit.models.report import figures, read, text, with_latency
 
