@@ -220,16 +220,32 @@ text = declared + "define void @f(ptr %a) {\\n" + "".join(lines) + adds
 llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
 machine = llvm.Target.from_default_triple().create_target_machine(features="+fma,+avx")
-module = llvm.parse_assembly(text + "store <4 x float> %s7, ptr %a, align 4\\nret void\\n}\\n")
+text += "store <4 x float> %s7, ptr %a, align 4\\nret void\\n}\\n"
+# Called from machine code, or half of the time is ctypes'.
+text += '''
+define void @often(ptr %a) {
+entry:
+  br label %again
+again:
+  %i = phi i64 [ 0, %entry ], [ %next, %again ]
+  call void @f(ptr %a)
+  %next = add i64 %i, 1
+  %done = icmp eq i64 %next, 50
+  br i1 %done, label %end, label %again
+end:
+  ret void
+}
+'''
+module = llvm.parse_assembly(text)
 engine = llvm.create_mcjit_compiler(module, machine)
 engine.finalize_object()
-function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.get_function_address("f"))
+function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.get_function_address("often"))
 a = np.zeros(2000, np.float32)
 address = a.ctypes.data
 
 
 def run():
-    for _ in range(1000):
+    for _ in range(20):
         function(address)
 """
 
@@ -244,5 +260,5 @@ def test_a_straight_kernel_that_runs_here(tmp_path: Path, monkeypatch: pytest.Mo
     hot = found.loops[0]
     assert (hot.form, hot.part, hot.arithmetic) == (STRAIGHT, parts.KERNEL, "float32")
     assert hot.structure[roles.PRODUCTS] == 1500
-    assert hot.share > 0.25  # on a busy machine
+    assert hot.share > 0.5
     assert found.limit is not None

@@ -37,6 +37,7 @@ def load_others() -> None:
 def main() -> None:
     """The console command `lowbit`. Others' commands are looked for where none of this package is
     asked for: that takes some hundredths of a second, and a first word should come soon."""
-    known = {name.partition(" ")[2] for name in application.commands.names()}
-    own = not known.isdisjoint(sys.argv[1:2])
-    (application.app if own else __getattr__("app"))()
+    own = {name.partition(" ")[2] for name in application.commands.names()}
+    if own.isdisjoint(sys.argv[1:2]):
+        load_others()
+    application.app()

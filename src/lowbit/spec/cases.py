@@ -127,7 +127,8 @@ def cases_of(
         cases += [Case(operation, sizes), Case(operation, sizes, other)]
     cases += [Case(operation, sizes, fill) for sizes in rest[:1] for fill in special(sizes)]
     spread = [fill for fill in ("rising", "ties") if fill in further]
-    cases += [Case(operation, s, fill) for s in _in_rows(operation, blocks) for fill in spread]
+    rows = [_legal(operation, sizes) for sizes in _in_rows(operation, blocks)]
+    cases += [Case(operation, sizes, fill) for sizes in rows for fill in spread]
     if long:
         ones = dict.fromkeys(operation.names, 1)
         cases += [Case(operation, operation.fitted({**ones, name: _LONG})) for name in ones]
@@ -145,11 +146,10 @@ def _thin(operation: Operation, single: Collection[str], sizes: Sizes) -> dict[s
 
 
 def _in_rows(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
-    """Sizes of several blocks along one dimension and few of the others: what one block knows of
-    the ones before is tried with other data too."""
+    """Sizes of several blocks along one dimension and few of the others, not fitted yet."""
     long = 2 * max((b for b in blocks if b > 1), default=_LEAST_BLOCK) + 3
     few = dict.fromkeys(operation.names, 2)
-    return [_legal(operation, {**few, name: long}) for name in operation.names]
+    return [{**few, name: long} for name in operation.names]
 
 
 def tile_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
@@ -210,9 +210,9 @@ def size_sets(
             wanted += [_thin(operation, single, dict.fromkeys(names, size)) for size in around]
         else:  # so that the others leave it as long
             wanted += [{**dict.fromkeys(names, 3), names[-1]: size} for size in around]
-    for name in names if len(names) > 1 else ():
-        wanted.append({**dict.fromkeys(names, 19), name: 1})
-        wanted.append({**dict.fromkeys(names, 2), name: 2 * fitting[-1] + 3})
+    rows = _in_rows(operation, blocks) if len(names) > 1 else []
+    for name, row in zip(names, rows, strict=False):
+        wanted += [{**dict.fromkeys(names, 19), name: 1}, row]
     wanted += [{**dict.fromkeys(names, 19), n: 0} for n in names if operation.at_least.get(n) == 0]
     sets = [operation.complete(exercise), *(_legal(operation, sizes) for sizes in wanted)]
     return list({tuple(sizes.items()): sizes for sizes in sets}.values())

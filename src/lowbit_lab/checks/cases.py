@@ -48,12 +48,17 @@ def check_request(
 ) -> CheckResult:
     """The outcome of all cases, the exercise first, or of a few. Of several results each is looked
     at in runs of its own. Otherwise as `check`."""
-    found = [_check_result(one, device, few, stop, on_progress) for one in request.each_result()]
+    found = list[CheckResult]()
+    for one in request.each_result():
+        found.append(_check_result(one, device, few, stop, on_progress))
+        if stop and not found[-1].ok:
+            break
+    if len(found) == 1:
+        return found[0]
     wrong = next((one for one in found if not one.ok), found[0])
-    seen = [finding for one in found for finding in one.findings]
     return replace(
         wrong,
-        findings=found[0].findings if len(found) == 1 else tuple(merged(seen)),
+        findings=tuple(merged([finding for one in found for finding in one.findings])),
         notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
     )
 
@@ -143,8 +148,8 @@ class _Pace:
         groups: tuple[list[int], ...] = ([], [], [], [])
         for number in small:
             case = cases[number]
-            small, plain = points[number] <= points[0], case.fill == "normal"
-            kind = 2 if case.layout != "contiguous" else 0 if plain else 1 if small else 3
+            little, plain = points[number] <= points[0], case.fill == "normal"
+            kind = 2 if case.layout != "contiguous" else 0 if plain else 1 if little else 3
             groups[kind].append(number)
         groups[1].sort(key=lambda number: cases[number].fill not in SPECIAL)
         turns = chain.from_iterable(zip_longest(*groups[:3]))

@@ -46,7 +46,7 @@ def kind_of(named: str) -> str:
         return "call" if re.search(rf"^def {RUN}\(", text, re.MULTILINE) else "kernel"
     if re.fullmatch(r"\d+x\d+:\d+x\d+", named):
         return "matmul"
-    if named.split(":")[0] in {*engines.names(), "torch", "numpy"} and ":" in named:
+    if ":" in named and named.split(":")[0] in engines.names():
         return "call"
     return "kernel" if named.startswith(PRODUCT) or named in exercises() else "network"
 
