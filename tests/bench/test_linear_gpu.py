@@ -203,7 +203,7 @@ def test_options_ask_for_a_suite() -> None:
     suite = Linear(device="cuda", formats="int8,fp8 blocks", shapes=SHAPES)
     assert suite.resolved() == LinearOnGpu("cuda", SHAPES, ("int8", "fp8 blocks"))
     assert Linear(device="cuda:1").resolved() == LinearOnGpu("cuda:1")
-    assert len(LinearOnGpu().cases()) == 5 * 6 * 12
+    assert len(LinearOnGpu().cases()) == 7 * 6 * 12
     plain = Linear()
     assert plain.resolved() is plain
     with pytest.raises(ValueError, match="no format is called 'w5'"):

@@ -225,7 +225,7 @@ def test_prompts_are_pieces_of_the_manual() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"shape": "llama-2b"}, "shape must be one of llama-1b, got 'llama-2b'"),
+        ({"shape": "llama-2b"}, "shape must be one of smollm2-135m, llama-1b, got 'llama-2b'"),
         ({"blocks": "Q3_K"}, "blocks must be one of Q4_0"),
         ({"batch": "0"}, "a batch is 0"),
         ({"batch": "x"}, "batch 'x' is not understood"),

@@ -43,7 +43,7 @@ def _case(format: str, sizes: tuple[int, int, int]) -> Case:
     return layers.parse([format], [f"{M}x{K}:{K}x{N}"])[0]
 
 
-@pytest.mark.parametrize("format", layers.FORMATS)
+@pytest.mark.parametrize("format", layers.TUNED)
 @pytest.mark.parametrize("sizes", [(1, 128, 128), (33, 384, 256)])
 def test_layers_are_right_and_wrong_results_are_found(
     format: str, sizes: tuple[int, int, int]
@@ -59,7 +59,7 @@ def test_layers_are_right_and_wrong_results_are_found(
     assert "shape" in str(task.wrong(None, z[:, 1:]))
 
 
-@pytest.mark.parametrize("format", layers.FORMATS)
+@pytest.mark.parametrize("format", layers.TUNED)
 def test_all_candidates_fit(format: str) -> None:
     shapes = [(M, N, K) for N, K in ((4096, 4096), (384, 640)) for M in (1, 16, 64, 4096)]
     for one in tune.wanted((_case(format, sizes) for sizes in shapes), GPU):

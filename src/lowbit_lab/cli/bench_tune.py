@@ -18,7 +18,7 @@ def tune(
     ] = None,
     format: Annotated[
         list[str] | None,
-        typer.Option(help="w4a16, w8a16, int8, fp8, fp8 blocks; repeated.", show_default="all"),
+        typer.Option(help="w4a16, w8a16, int8 or fp8; repeated.", show_default="all"),
     ] = None,
     device: Annotated[str, typer.Option(help="The GPU: cuda, or cuda:1.")] = "cuda",
     budget: Annotated[float, typer.Option(help="Stop after these seconds.")] = 600.0,
@@ -35,10 +35,10 @@ def tune(
     from lowbit_lab.bench.core import cuda
     from lowbit_lab.bench.core.progress import progress
     from lowbit_lab.bench.linear import tune as tuning
-    from lowbit_lab.bench.linear.layers import FORMATS, SHAPES, parse
+    from lowbit_lab.bench.linear.layers import SHAPES, TUNED, parse
 
     where = cuda.require(device)
-    layers = parse(format or FORMATS, shapes or SHAPES)
+    layers = parse(format or TUNED, shapes or SHAPES)
 
     def show(point: tuning.Point) -> None:
         key = point.key

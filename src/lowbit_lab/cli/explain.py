@@ -81,7 +81,9 @@ def linear(
     device: Annotated[
         str, typer.Option(help="cuda; or a GPU that lowbit has a table of: 'NVIDIA H200'.")
     ] = "cuda",
-    format: Annotated[str, typer.Option(help="w4a16, w8a16, int8, fp8 or 'fp8 blocks'.")] = "w4a16",
+    format: Annotated[
+        str, typer.Option(help="w4a16, w4a8, 'w4a8 fp8', w8a16, int8, fp8 or 'fp8 blocks'.")
+    ] = "w4a16",
     json_file: JsonFile = None,
 ) -> None:
     """Which kernel serves a quantized layer on a GPU, how it is cut, why, and which others do not;

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.launch import Choice, Gpu
+from lowbit.kernels.triton.fast.eight_by_four import eight_by_four_choice
+from lowbit.kernels.triton.fast.launch import Choice, Gpu, gpu_of
 from lowbit.kernels.triton.fast.scaled import scaled_choice
 from lowbit.kernels.triton.fast.tiles import TiledWeight
 from lowbit.kernels.triton.fast.weight_only import weight_only_choice
 from lowbit.registry.locks import cached_property
 from lowbit.torch.functional import (
+    int4_dynamic_matmul,
     pack_int4,
     pack_int8,
     quantize_rows,
@@ -28,6 +30,8 @@ from lowbit_lab.bench.suites.matmul.problem import parse_shape
 GROUP = 128
 _ROUNDED = 2.0**-8
 """bfloat16's distance of 1 from the next number: twice the error of a rounding."""
+_FOUR_BITS = {"w4a16": None, "w4a8": torch.int8, "w4a8 fp8": torch.float8_e4m3fn}
+"""What activations become that are multiplied by 4 bits."""
 _SUMMED = {"fp8": 2.0**-13}
 """Of each addition, by the start of a format: tensor cores keep 14 bits of sums of float8."""
 
@@ -65,11 +69,16 @@ class GpuTask(Problem):
         M, N, K = (case.sizes[name] for name in "MNK")
         x = torch.randn(M, K, device=device, generator=made).bfloat16()
         w = torch.randn(N, K, device=device, generator=made) / K**0.5
-        if case.dtypes == "w4a16":
+        if case.dtypes in _FOUR_BITS:
             groups = w.view(N, K // GROUP, GROUP)
             scale = (groups.abs().amax(2) / 7.5).bfloat16()
             values = (groups / scale.float()[:, :, None]).round().clamp(-8, 7) + 8
-            return cls(case, x, values.to(torch.uint8).view(N, K), scale)
+            weight = values.to(torch.uint8).view(N, K), scale
+            kind = _FOUR_BITS[case.dtypes]
+            served = FORMATS[case.dtypes].choice(gpu_of(device), M, N, K)
+            if device.type == "cuda" and served.kernel == "few_rows_kernel":
+                kind = None  # few rows stay floats there
+            return cls(case, x, *weight, *(_rows(x, kind) if kind else ()))
         if case.dtypes == "w8a16":
             return cls(case, x, *_rows(w, torch.int8))
         kind = torch.int8 if case.dtypes == "int8" else torch.float8_e4m3fn
@@ -143,7 +152,8 @@ class GpuTask(Problem):
         weight and the result rounded to bfloat16."""
         mass = self.activations.abs() @ self.weight.abs().T
         steps, unit = self.size[2] // 32, _SUMMED.get(self.case.dtypes[:3], 2.0**-23)
-        rounded = _ROUNDED * (self.q is None) + unit * 32
+        floats = self.q is None or self.case.dtypes in _FOUR_BITS
+        rounded = _ROUNDED * floats + unit * 32
         return (_ROUNDED + steps * unit) * self.ideal.abs() + rounded * mass
 
     def error(self, result: Tensor) -> float:
@@ -178,7 +188,7 @@ def _spread(scale: Tensor, values: Tensor, rows: bool = False) -> Tensor:
 
 def packed(task: GpuTask) -> tuple[Any, ...]:
     """The weight as lowbit takes it."""
-    if task.case.dtypes == "w4a16":
+    if task.case.dtypes in _FOUR_BITS:
         return (pack_int4(task.values, task.scale, group_size=GROUP),)
     if task.case.dtypes == "w8a16":
         return (pack_int8(task.values, task.scale),)
@@ -187,6 +197,8 @@ def packed(task: GpuTask) -> tuple[Any, ...]:
 
 def multiplied(task: GpuTask, *weight: Any) -> Tensor:
     """lowbit's product."""
+    if kind := _FOUR_BITS.get(task.case.dtypes):
+        return int4_dynamic_matmul(task.x, weight[0], dtype=kind)
     if task.q is None or task.q_scale is None:
         return weight_only_matmul(task.x, weight[0])
     return scaled_matmul(task.q, weight[0], task.q_scale, weight[1])
@@ -222,6 +234,14 @@ FORMATS = {
         f"weights of 4 bits in groups of {GROUP}, activations bfloat16", 4,
         lambda gpu, M, N, K: weight_only_choice(gpu, M, N, K, 4, 2, GROUP),
     ),
+    "w4a8": Format(
+        f"weights of 4 bits in groups of {GROUP}, activations quantized to int8 on the way", 4,
+        lambda gpu, M, N, K: eight_by_four_choice(gpu, M, N, K, 2, GROUP), "int8",
+    ),
+    "w4a8 fp8": Format(
+        f"weights of 4 bits in groups of {GROUP}, activations quantized to float8 on the way", 4,
+        lambda gpu, M, N, K: eight_by_four_choice(gpu, M, N, K, 2, GROUP), "float8",
+    ),
     "w8a16": Format(
         "weights of 8 bits, a scale a row, activations bfloat16", 8,
         lambda gpu, M, N, K: weight_only_choice(gpu, M, N, K, 8, 2, K + -K % GROUP),
@@ -256,6 +276,8 @@ def least_bytes(case: Case) -> int:
     return weight_bytes(case) + each * M * K + 2 * M * N
 
 
+TUNED = ("w4a16", "w8a16", "int8", "fp8")
+"""Formats whose kernels have configurations to choose from."""
 WEIGHTS = ((4096, 4096), (6144, 4096), (14336, 4096), (4096, 14336), (28672, 8192), (8192, 28672))
 """N and K of layers of language models of 8 and 70 billion weights."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)

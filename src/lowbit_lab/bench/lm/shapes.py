@@ -53,7 +53,10 @@ class Shape:
             yield from (f"blk.{layer}.{name}" for name in ("attn_norm", "ffn_norm"))
 
 
-SHAPES = {"llama-1b": Shape(16, 2048, 32, 8, 8192, 128_256)}
+SHAPES = {
+    "smollm2-135m": Shape(30, 576, 9, 3, 1536, 49_152),
+    "llama-1b": Shape(16, 2048, 32, 8, 8192, 128_256),
+}
 BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
 
 

@@ -189,7 +189,7 @@ class Linear(Suite):
     zero_points: bool = option(False, "Whether groups have zero points of their own.")
     device: str = option("cpu", "cpu, or a GPU: cuda, cuda:1.")
     formats: str = option(
-        "", "On a GPU: w4a16, w8a16, int8, fp8 and fp8 blocks, by commas.", shown="all"
+        "", "On a GPU: w4a16, w4a8, w4a8 fp8, w8a16, int8, fp8, fp8 blocks, by commas.", shown="all"
     )
     library: str = option(
         "", "On a GPU: vLLM's _C_stable_libtorch.abi3.so, for its kernels.", shown="none"
