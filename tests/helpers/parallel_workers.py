@@ -19,6 +19,7 @@ from lowbit.torch import (
     quantize_,
     save,
 )
+from lowbit.torch.all_reduce import all_reduced
 from lowbit.torch.parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -146,3 +147,27 @@ def unfitting(world: int, path: Path) -> None:
     before = dict(model.named_modules())
     assert "does not fit this model" in raised(load_parallel, model, path, mesh, PLAN)
     assert dict(model.named_modules()) == before
+
+
+def sums(rank: int) -> None:
+    """Of GPUs: the sums of shared memory are NCCL's, also in a graph, and for what it does not
+    take."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", "tcp://127.0.0.1:29517", rank=rank, world_size=2)
+    group, random = dist.group.WORLD, torch.Generator("cuda").manual_seed(rank)
+    assert group is not None
+    cases = ((16, 4096, torch.bfloat16), (1, 8, torch.float32), (3, 5, torch.bfloat16),
+             (64, 4096, torch.float32), (2, 64, torch.float16))  # fmt: skip
+    for rows, columns, dtype in cases:
+        y = torch.randn(rows, columns, device="cuda", generator=random).to(dtype)
+        expected = y.clone()
+        dist.all_reduce(expected, group=group)
+        for _ in range(3):
+            assert torch.equal(all_reduced(y.clone(), group), expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            z = all_reduced(y.clone(), group)
+        for _ in range(3):
+            graph.replay()
+            assert torch.equal(z, expected)
+    dist.destroy_process_group()

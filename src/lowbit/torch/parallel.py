@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
+from lowbit.torch.all_reduce import all_reduced
 from lowbit.torch.files import opened, put
 from lowbit.torch.functional.linear import linear
 from lowbit.torch.header import Header, part_key
@@ -118,7 +119,7 @@ class RowParallelLinear(_ParallelLinear):
         if self.scatter:
             x = x.chunk(self.mesh.size(), -1)[self.mesh.get_local_rank()]
         y = self._product(x, None)
-        dist.all_reduce(y, group=self.mesh.get_group())
+        y = all_reduced(y, self.mesh.get_group())
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 

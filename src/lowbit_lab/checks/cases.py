@@ -21,7 +21,7 @@ from lowbit_lab.checks.smallest import view_found
 from lowbit_lab.prove.launches import available, bounds_of_sizes, in_words
 from lowbit_lab.report import CheckResult, Finding, OnProgress
 from lowbit_lab.run.memory import Memory
-from lowbit_lab.run.outcome import Run, Trial, first_index, judge, wrong_values
+from lowbit_lab.run.outcome import Run, Trial, first_index, judge
 
 if TYPE_CHECKING:
     from lowbit_lab.prove.bounds import Verdict
@@ -217,23 +217,25 @@ def _check_case(
             findings += _again(subject, run)
         outside = any(f.kind.startswith("out-of-bounds") for f in findings)
         if on_gpu and not outside:
-            findings += _on_gpu(subject, run)
+            findings += _on_gpu(subject, run, findings)
     layout = f"{case.layout} tensors" if case.layout != "contiguous" else None
     sizes = dict(case.sizes)
     placed = [replace(f, sizes=sizes, fill=case.fill, layout=layout) for f in findings]
     return placed, run.memory
 
 
-def _on_gpu(subject: Subject, run: Run) -> list[Finding]:
-    """Compare a run on the GPU with the reference and with the interpreter's."""
+def _on_gpu(subject: Subject, run: Run, here: Sequence[Finding]) -> list[Finding]:
+    """What is wrong with a run of a trial on the GPU; here: with the interpreter's."""
     other = cuda.run_on_gpu(subject, run.trial)
     if other.crash:
         return [other.crash]
     other.memory.tf32 = run.memory.tf32
-    findings, wrong = list(other.memory.findings), other.wrong
-    if wrong.any():
-        kind = "wrong-values" if run.wrong[wrong].all() else "device-disagrees"
-        findings.append(replace(wrong_values(kind, other, wrong), device="cuda"))
+    wrong_here = any(one.kind == "wrong-values" for one in here)
+    findings = [*other.memory.findings]
+    for one in judge(other):
+        only_there = one.kind == "wrong-values" and not wrong_here
+        kind = "device-disagrees" if only_there else one.kind
+        findings.append(replace(one, kind=kind, device="cuda"))
     return findings
 
 
