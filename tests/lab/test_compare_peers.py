@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,7 +11,10 @@ from rich.console import Console
 pytest.importorskip("jaxtyping")
 pytest.importorskip("numba")
 
+from lowbit_lab.backends.language import language_of
 from lowbit_lab.bench.core.clock import Limits
+from lowbit_lab.compare.built import Built
+from lowbit_lab.compare.problem import Problem, Variant
 from lowbit_lab.compare.run import Result, compare
 from lowbit_lab.compare.text import render
 from lowbit_lab.source import read
@@ -204,6 +208,64 @@ variants = [by_rows, variant(by_columns, arrange={"x": lambda x: np.ascontiguous
     assert second.checked.ok
     assert first.error is None
     assert first.peak_share is None
+
+
+ON_GPU = """
+import triton
+import triton.language as tl
+from lowbit.spec.exercises import add_constant_blocks as spec
+from lowbit_lab.compare import variant
+
+sizes, constants = {"N0": 64}, {"B0": 32, "num_warps": 1}
+
+@triton.jit
+def plus_ten(x_ptr, z_ptr, N0, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    tl.store(z_ptr + i, tl.load(x_ptr + i, mask=i < N0) + 10, mask=i < N0)
+
+def of_tensors(x):
+    return lambda: x.add(10)
+
+variants = [plus_ten, variant(plus_ten, name="elsewhere"), variant(plus_ten, name="off by one")]
+peers = [of_tensors]
+base = "of_tensors"
+"""
+
+
+def test_what_runs_on_a_gpu_is_checked_and_timed_on_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a GPU that is none: its tensors are a CPU's, and a launch is a function of them."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from lowbit_lab.bench.core.cpu import Cpu
+    from lowbit_lab.compare import run, timing
+
+    def call(variant: Variant, built: Built, problem: Problem, arrays: Any) -> Any:
+        if variant.name == "elsewhere":
+            raise RuntimeError("no such GPU")
+        added = 11 if variant.name == "off by one" else 10
+        return lambda: arrays["z"].copy_(arrays["x"] + added)
+
+    monkeypatch.setattr(run, "_gpu", lambda: ("a GPU", 90))
+    monkeypatch.setattr(timing, "_clock", lambda on_gpu: Cpu())
+    monkeypatch.setattr(
+        timing, "_on_gpu", lambda arrays: {n: torch.from_numpy(one) for n, one in arrays.items()}
+    )
+    file = tmp_path / "variants.py"
+    file.write_text(ON_GPU)
+    language = language_of(read(file).variants[0].kernel, "compile")
+    monkeypatch.setattr(language, "call", call)
+    found = compare(file, limits=Limits(noise=0.5, seconds=0.1))
+    assert [one.name for one in found.timed] == ["plus_ten", "of_tensors"]
+    assert all(one.error is not None and one.error < 1e-7 for one in found.timed)
+    assert set(found.timed[0].ratios) == {"of_tensors"}
+    assert found.ceiling is None
+    missing, wrong = found.notes
+    assert missing == "elsewhere was not timed: no such GPU"
+    assert wrong.startswith("off by one was not timed: it is wrong at the sizes that are timed: 64")
+    assert str(found.variants[2].checked).startswith("WRONG against the specification")
+    assert "by the GPU" in str(found.variants[2].checked)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class Turns:
 
     def add_peer(self, one: Timed, peer: Peer, reason: str | None) -> None:
         """Whose error is shown, whatever that is; unless there is a reason to leave it out."""
-        inputs: dict[str, Any] = dict(self.problem.inputs)
+        inputs: dict[str, Any] = {n: one.copy() for n, one in self.problem.inputs.items()}
         try:
             if reason is not None:
                 raise RuntimeError(reason)
