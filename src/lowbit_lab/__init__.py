@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lowbit_lab.checks.run import check, check_file
     from lowbit_lab.languages.lowbit import CpuKernel
     from lowbit_lab.report import CheckResult, Finding
-    from lowbit_lab.run.bind import Scratch
+    from lowbit_lab.run.bind import Packed, Scratch
     from lowbit_lab.run.trace import Access
     from lowbit_lab.views.run import View, view
     from lowbit_lab.views.trace import Trace, trace_kernel
@@ -27,6 +27,7 @@ _HOMES = {
     "CheckResult": "report",
     "CpuKernel": "languages.lowbit",
     "Finding": "report",
+    "Packed": "run.bind",
     "Scratch": "run.bind",
     "Trace": "views.trace",
     "View": "views.run",
@@ -43,6 +44,7 @@ __all__ = [
     "CheckResult",
     "CpuKernel",
     "Finding",
+    "Packed",
     "Scratch",
     "Trace",
     "View",

@@ -83,7 +83,7 @@ def explain_linear(shape: str, format: str, device: str) -> GpuExplanation:
 def _on(case: Case, clock: Graphs, device: torch.device) -> tuple[Gpu, Ceiling, Spread]:
     """What a GPU is, what it can do, and how long the product takes there."""
     with clock.using(1), torch.inference_mode():
-        ceiling = clock.ceiling("", 1, reads=True, dtype="bfloat16")
+        ceiling = clock.ceiling("", 1, "bfloat16")
         task = layers.GpuTask.make(case, 0, device)
         first = layers.packed(task)
         (count,) = clock.copies([task.weight_bytes])

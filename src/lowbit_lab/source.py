@@ -15,6 +15,11 @@ A file ties its kernels to an operation by a few names, the same for every comma
 `check` and `view`, which run one kernel, also read `output` and `initial`. `compare` and `anatomy`,
 which compile all, also read
 
+    peers      others that do the same, timed beside the variants and held against nothing, in a
+               list or by name in a dict: functions of the inputs by name, which return what is
+               timed, a function that returns the result; or a pair of it and what makes an array of
+               that result. ImportError, ValueError or RuntimeError leaves one out
+    base       the names of those that times are set against, instead of the first variant's
     sizes      those at which variants are timed and followed
     small      those at which they are checked
     inputs     instead of spec: a function of the sizes that makes all arrays by name, and
@@ -30,7 +35,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 from numbers import Integral
 from pathlib import Path
@@ -51,6 +56,8 @@ PRODUCT, OPERATOR, FUNCTION = "product:", "gpu:", "cpu:"
 """What names begin with: of lowbit's products on CPUs, of operators on tensors, of functions on
 CPUs."""
 
+
+Peer = Callable[..., Any]
 
 _BLOCK = ("threads", "threads_y", "threads_z")
 """What constants call the threads of a block."""
@@ -95,13 +102,16 @@ def _only_variant(names: Mapping[str, Any], path: Path) -> Variant:
 @dataclass(frozen=True)
 class Comparison:
     """What a file holds. small: where variants are checked; large: where they are timed. kernel:
-    the name of the variant that the file calls `kernel`, if one."""
+    the name of the variant that the file calls `kernel`, if one. peers, base: as the file has
+    them."""
 
     path: Path
     variants: tuple[Variant, ...]
     small: Problem
     large: Problem
     kernel: str | None = None
+    peers: Mapping[str, Peer] = field(default_factory=dict[str, Peer])
+    base: tuple[str, ...] = ()
 
 
 def read(
@@ -126,7 +136,30 @@ def read(
         small, large = _problems(names, path, sizes or {}, default)
     kernel = next((one.name for one in variants if one.kernel is names.get("kernel")), None)
     complete = tuple(_complete(one, names, path, "compile") for one in variants)
-    return Comparison(path, complete, small, large, kernel)
+    peers, base = _peers(names, path), names.get("base", ())
+    base = (base,) if isinstance(base, str) else tuple(base)
+    known = [*(one.name for one in complete), *peers]
+    if doubled := [name for name in known[: len(complete)] if name in peers]:
+        raise ValueError(f"{path}: a variant and a peer are called {doubled[0]}")
+    if unknown := [name for name in base if name not in known]:
+        raise ValueError(f"{path}: base names {unknown[0]!r}; there are {', '.join(known)}")
+    return Comparison(path, complete, small, large, kernel, peers, base)
+
+
+def _peers(names: Mapping[str, Any], path: Path) -> dict[str, Peer]:
+    """By name, in their order. TypeError for what is no function."""
+    given = names.get("peers", {})
+    if not isinstance(given, Mapping):
+        for one in given:
+            if not hasattr(one, "__name__"):
+                raise TypeError(
+                    f"{path}: peers has {one!r}; give it a name: peers = {{'...': ...}}"
+                )
+        given = {one.__name__: one for one in given}
+    for name, one in given.items():
+        if not callable(one):
+            raise TypeError(f"{path}: the peer {name} is {one!r}; it must be a function")
+    return dict(given)
 
 
 def _problems(

@@ -12,7 +12,7 @@ from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 from lowbit_lab.bench import Record
 from lowbit_lab.bench.core.compare import page_behind
-from lowbit_lab.bench.core.record import Row
+from lowbit_lab.bench.core.record import Row, Spread
 
 ROOT = Path(__file__).parent.parent.parent
 CONTEXT: dict[str, Any] = {
@@ -74,7 +74,9 @@ def test_page_has_figures_of_all_rows_and_those_behind_the_worst_first() -> None
 def test_each_of_several_of_lowbits_own_is_compared() -> None:
     own = [row("8x8:8x8", name, None) for name in ("lowbit a", "lowbit b")]
     peer = row("8x8:8x8", "peer", 2.0)
-    ratios = {"lowbit a": peer.ratios["lowbit"], "lowbit b": peer.ratios["lowbit"].inverse()}
+    ahead = peer.ratios["lowbit"]
+    behind = Spread(1 / ahead.p90, 1 / ahead.median, 1 / ahead.p10)
+    ratios = {"lowbit a": ahead, "lowbit b": behind}
     made = record(*own, row("8x8:8x8", "peer", 2.0, ratios=ratios))
     text = page_behind({"a.json": made})
     assert "### lowbit b matmul" in text

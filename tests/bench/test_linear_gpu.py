@@ -58,7 +58,7 @@ class Fake(cuda.Graphs):
         taken = {name: np.full(9, 1e-6 * (n + 1)) for n, name in enumerate(calls)}
         return {name: Samples(name, one, one, 5) for name, one in taken.items()}
 
-    def ceiling(self, isa: str, threads: int, *, reads: bool, dtype: str) -> Ceiling:
+    def ceiling(self, isa: str, threads: int, dtype: str) -> Ceiling:
         ways = {"bfloat16": 1e3, "int8": 2e3, "float8": 2e3}
         return Ceiling("", 0, "a product", 1e3, 1e3, ways, {"memory": 60.0}, (), dtype)
 

@@ -197,6 +197,29 @@ f:
     (loop,) = x86.loops
     kinds = {kind: count for kind, count in mix(x86.body(loop)).items() if count}
     assert kinds == {"memory": 1, "arithmetic": 1, "address": 1, "control": 2}
+    text = """
+.LBB0_6:
+	{vex}	vpdpbusd	%ymm10, %ymm12, %ymm8
+	tileloadd	(%rax,%rdi), %tmm4
+	tdpbusd	%tmm6, %tmm4, %tmm0
+	jl	.LBB0_6
+"""
+    dots = assembly.parse(text).instructions
+    assert [one.kind for one in dots] == ["arithmetic", "memory", "arithmetic", "control"]
+    assert dots[0].opcode == "vpdpbusd"
+    assert dots[1].nbytes == 1024
+    # The loop that loads most is that which widens what it loads.
+    text = """
+.LBB0_1:
+	vmovups	(%rdi,%rax,4), %xmm0
+	jne	.LBB0_1
+.LBB0_2:
+	vpmovsxbd	(%rdi,%rax), %zmm1
+	jne	.LBB0_2
+"""
+    main = assembly.parse(text).main_loop()
+    assert main is not None
+    assert main.start == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ pytest.importorskip("jaxtyping")
 
 from lowbit.registry.conflicts import conflict
 from lowbit_lab import check_file
-from lowbit_lab.compare.problem import Baseline, Problem, without_name
+from lowbit_lab.compare.problem import Baseline, Problem, bare_lines
 from lowbit_lab.compare.run import Result, compare
 from lowbit_lab.compare.text import render
 from lowbit_lab.source import read, request_of_file
@@ -187,20 +187,22 @@ def test_a_name_is_replaced_where_it_is_defined(name: str) -> None:
         f"    # {name}",
         f"    t = tl.zeros((B,), tl.{name}) + range({name}) + {name}.load(x)",
     ]
-    assert without_name(rows) == [
+    assert bare_lines(rows) == [
         rows[0],
         rows[1].replace(f"def  {name}", "def  kernel", 1),
         *rows[2:],
     ]
+    told = [*rows[:2], '    """What it does.', "", '    def is no definition."""', *rows[2:]]
+    assert bare_lines(told) == bare_lines(rows)
     indented = ["    " + row for row in rows]
-    assert without_name(indented)[1].startswith("def  kernel(x")
+    assert bare_lines(indented)[1].startswith("def  kernel(x")
     c = [
         f"// __global__ void {name}(int)",
         f"__global__ void __launch_bounds__(128) {name}(const float* {name}_in) {{",
         f"    {name}_in[0] = {name}(1);",
         "}",
     ]
-    assert without_name(c) == [c[0], c[1].replace(f" {name}(", " kernel(", 1), *c[2:]]
+    assert bare_lines(c) == [c[0], c[1].replace(f" {name}(", " kernel(", 1), *c[2:]]
 
 
 def test_a_change_quotes_the_text(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ _RENAMED = {
     "checkpoint": "quantize SOURCE --out FILE.safetensors",
     "convert": "quantize MODEL --weights kept --out DIR",
     "profile": "explain network",
+    "steps": "compare examples/steps/FILE.py",
     "trace": "explain call",
     "tune": "bench tune",
 }

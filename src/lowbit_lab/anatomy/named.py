@@ -271,8 +271,8 @@ def listing(
 def lowbit_anatomy(variant: Variant, problem: Problem, about: str) -> Anatomy:
     """That of a kernel of lowbit, for its instruction set."""
     places, asked = Places(), LowbitKernel.asked_of(variant.kernel)
-    static = asked.static_at(LowbitKernel.arguments(variant, problem, problem.arrays()))
-    isa = instruction_sets.named(asked.isa)
+    static = asked.static_at(LowbitKernel.arguments(variant, problem, problem.arrays(variant)))
+    isa = asked.chosen
     panes, code = listing(asked.kernel, isa, places, **static)
     about = f"{about}; lowbit for {isa.name}, {compiler.VERSION}"
     return of_code(variant.name, about, places, panes, code, isa)

@@ -20,7 +20,7 @@ from lowbit.registry import Registry
 from lowbit.spec import Array
 from lowbit_lab.backends.backend import Request, Subject
 from lowbit_lab.compare.built import Built, plain
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem, Variant, idea_of
 from lowbit_lab.compare.ptx.execute import Launch
 
 Ability = Literal["interpret", "compile"]
@@ -69,6 +69,11 @@ class Language(ABC):
         function = cls.function(kernel)
         assert function is not None
         return function.__name__
+
+    @classmethod
+    def idea(cls, kernel: Any) -> str:
+        """What it does, in a line."""
+        return idea_of(cls.function(kernel))
 
     @classmethod
     def names(cls, kernel: Any) -> Sequence[str]:

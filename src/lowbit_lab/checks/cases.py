@@ -35,7 +35,7 @@ _TF32_NOTE = (
 )
 # What the cases of a check may take together, of a CPU.
 _SECONDS = 40
-_FEW_FILLS, _FEW_SIZES = ("normal", "large", "nan"), 5
+_FEW_FILLS, _FEW_SIZES = ("normal", "large", "nan", "max*max", "max*min"), 5
 
 
 def check_request(

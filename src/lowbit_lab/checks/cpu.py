@@ -19,9 +19,8 @@ from lowbit_lab.checks.cases import merged
 from lowbit_lab.report import CheckResult, Finding, OnProgress
 from lowbit_lab.run.tensor import POISON
 from lowbit_lab.source import FUNCTION
-from lowbit_lab.steps.registry import ON_CPU, Step, steps
 
-# What computes operations on a CPU: lowbit's functions on NumPy arrays, and the steps.
+# What computes operations on a CPU: lowbit's functions on NumPy arrays.
 #
 # Each is called with a case of its operation and the inputs of that case, and returns the result;
 # `lowbit check cpu` checks them all.
@@ -31,15 +30,13 @@ from lowbit_lab.steps.registry import ON_CPU, Step, steps
 class CpuFunction:
     """Something that computes an operation.
 
-    call: (case, inputs, out=, isa=, threads=), which returns `out`, filled. compiled: whether it
-    exists for each instruction set; else it takes neither `isa` nor `threads`. same_bits: whether
-    the result is the same on every set, as it is for any number of threads.
+    call: (case, inputs, out=, isa=, threads=), which returns `out`, filled. same_bits:
+    whether the result is the same on every set, as it is for any number of threads.
     """
 
     name: str
     operation: Operation
     call: Callable[..., Array]
-    compiled: bool = True
     same_bits: bool = True
 
     def __call__(self, case: Case, inputs: Mapping[str, Array], **how: Any) -> Array:
@@ -99,24 +96,6 @@ def _gemm(case: Case, inputs: Mapping[str, Array], **how: Any) -> Array:
     return lowbit.gemm(inputs["a"], inputs["b"], **how)
 
 
-def step_functions() -> dict[str, CpuFunction]:
-    """The steps on a CPU that every processor can run. ModuleNotFoundError if Numba is not
-    installed."""
-
-    def function(step: Step) -> CpuFunction:
-        def call(case: Case, inputs: Mapping[str, Array], out: Array, **how: Any) -> Array:
-            a, b = inputs["a"], inputs["b"]
-            arranged = (a, b) if step.layout.stated else step.layout.arrange(a, b)
-            step.run(*arranged, out, how.get("isa"))
-            return out
-
-        operation, bits = step.layout.operation, step.ladder != "cpu-float32"
-        return CpuFunction(step.name, operation, call, bool(step.isas), same_bits=bits)
-
-    every = (one for ladder in ON_CPU for one in steps(ladder))
-    return {one.name: function(one) for one in every if not one.isas or "generic" in one.isas}
-
-
 def weight(case: Case, inputs: Mapping[str, Array]) -> Any:
     """The right operand b of a case as lowbit takes it: packed, with its scales if it has any."""
     b, fmt = inputs["b"], int_format(case.dtype("b").name)
@@ -149,14 +128,6 @@ def _post_ops(case: Case, inputs: Mapping[str, Array]) -> dict[str, Any]:
 _THREADS = 3
 
 
-def functions() -> dict[str, CpuFunction]:
-    """All of them by name; the steps where Numba is installed."""
-    try:
-        return {**cpu_functions.load(), **step_functions()}
-    except ModuleNotFoundError:
-        return cpu_functions.load()
-
-
 def check_cpu(
     name: str | None = None, *, stop: bool = False, on_progress: OnProgress | None = None
 ) -> Iterator[CheckResult]:
@@ -164,7 +135,7 @@ def check_cpu(
 
     ValueError, with the names that there are, for an unknown name.
     """
-    known = functions()
+    known = cpu_functions.load()
     if name is not None and name not in known:
         listed = ", ".join(FUNCTION + one for one in known)
         raise ValueError(f"no function {FUNCTION}{name}; there are {listed}")
@@ -196,7 +167,7 @@ def check_function(
     return CheckResult(
         title,
         spec.name,
-        sets if function.compiled else "Numba",
+        sets,
         tuple(merged(found)),
         tried,
         ("cpu",),
@@ -210,7 +181,7 @@ def _case(function: CpuFunction, case: Case) -> Iterator[Finding]:
     inputs = case.inputs()
     expected, name = case.expect(inputs), case.operation.result.name
     bits: dict[str, bytes] = {}
-    for run, how in _runs(function):
+    for run, how in _runs():
         try:
             out, wrong = _run(function, case, inputs, how)
         except Exception as error:  # it is the function's fault, for the case is a legal one
@@ -229,11 +200,8 @@ def _case(function: CpuFunction, case: Case) -> Iterator[Finding]:
             yield replace(one, message=message, sizes=case.sizes, fill=case.fill, device=run)
 
 
-def _runs(function: CpuFunction) -> Iterator[tuple[str, dict[str, Any]]]:
+def _runs() -> Iterator[tuple[str, dict[str, Any]]]:
     """What a function is called with, and what that is called."""
-    if not function.compiled:
-        yield "cpu", {}
-        return
     for isa in instruction_sets.available():
         for threads in (1, _THREADS):
             yield isa, {"isa": isa, "threads": threads}

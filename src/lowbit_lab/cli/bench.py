@@ -231,10 +231,11 @@ def show_record(file: Path, json_file: str | None, html_file: str | None) -> Non
     """Show a record again, as `lowbit report FILE` does."""
     from lowbit_lab import charts
     from lowbit_lab.bench.core.compare import read
-    from lowbit_lab.bench.core.suite import suites
+    from lowbit_lab.bench.core.suite import Suite, suites
 
     record = read(file)
-    suite = suites.get(record.suite)()
+    # Of a suite that there is no more, as a plain table.
+    suite = suites.get(record.suite)() if record.suite in suites.names() else Suite()
     with output(json_file, html_file) as show:
         title, figures = f"lowbit: {record.suite}", lambda: charts.of_record(record)
         show(suite.render(record), record.to_json(), title, figures)

@@ -8,7 +8,8 @@ from pathlib import Path
 from lowbit_lab.compare.code import Code, Instruction, Kind
 
 _LABEL = re.compile(r"^([.\w$]+):")
-_ROW = re.compile(r"^\s+([a-z]\w*)\s*(.*?)\s*(?:#.*)?$")
+# How an instruction is to be encoded, as {vex}, may stand before it.
+_ROW = re.compile(r"^\s+(?:\{\w+\}\s+)?([a-z]\w*)\s*(.*?)\s*(?:#.*)?$")
 _LOCATION = re.compile(r"^\s+\.loc\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
 _REGISTER = re.compile(r"%(\w+)")
@@ -25,6 +26,7 @@ _ARITHMETIC = re.compile(
 )
 _MOVES = re.compile(r"^v?mov|^lea|^v?broadcast|^v?pbroadcast|^prefetch|^tileload|^tilestore")
 _WIDTHS = {"b": 1, "w": 2, "l": 4, "q": 8}
+_TILE_BYTES = 1024  # of a whole tile of AMX
 
 
 def parse(text: str, function: str | None = None, file: str | None = None) -> Code:
@@ -109,6 +111,8 @@ def _kind(opcode: str, vector: bool, jumps: bool, compares: bool, memory: bool) 
 
 
 def _nbytes(opcode: str, rest: str) -> int:
+    if opcode.startswith("tile"):
+        return _TILE_BYTES
     widest = max(
         (int(bits) for name, bits in (("xmm", 16), ("ymm", 32), ("zmm", 64)) if name in rest),
         default=0,

@@ -49,7 +49,12 @@ class Instruction:
     @property
     def loads(self) -> bool:
         """Whether it reads memory that other threads may write."""
-        return self.kind == "memory" and not self.stores and self.space in ("global", "shared", "")
+        return self.kind == "memory" and self.reads_memory
+
+    @property
+    def reads_memory(self) -> bool:
+        """The same, whatever else it does: a processor widens or multiplies what it loads."""
+        return bool(self.nbytes) and not self.stores and self.space in ("global", "shared", "")
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Code:
         def weight(loop: range) -> tuple[float, float, int]:
             body = [self.instructions[i] for i in loop]
             run = sum((counts or {}).get(i, 0) for i in loop)
-            return run, sum(one.nbytes for one in body if one.loads), len(body)
+            return run, sum(one.nbytes for one in body if one.reads_memory), len(body)
 
         return max(self.loops, key=weight, default=None)
 

@@ -10,7 +10,7 @@ from lowbit_lab.compare import faults
 from lowbit_lab.compare.built import Built, Typed
 from lowbit_lab.compare.code import KINDS, Code, Mix, bytes_loaded, mix
 from lowbit_lab.compare.faults import Fault, Occupancy, occupancy
-from lowbit_lab.compare.problem import Checked, Problem, Variant, without_name
+from lowbit_lab.compare.problem import Checked, Problem, Variant, bare_lines
 from lowbit_lab.compare.ptx.block import NotInterpretedError
 from lowbit_lab.compare.ptx.execute import AccessCost, Trace, costs, moved, repeats
 from lowbit_lab.compare.ptx.memory import OutsideError
@@ -50,14 +50,34 @@ class Loop:
 
 
 @dataclass
-class Explained:
-    """All that is known of a variant.
+class Timed:
+    """What takes part in the timing: a variant, or a peer that the file names.
 
-    moved: bytes that a warp moves from and to global memory in an iteration of the inner loop, in
-    whole sectors. seconds: of one call: 10th percentile, median, 90th, None where it was not timed.
+    idea: a line about it. error: of the result at the sizes that are timed, as a share of its
+    largest element; None where nothing says what that is. seconds: of one call: 10th percentile,
+    median, 90th, None where it was not timed. ratios: times as fast as those that the file sets
+    it against, likewise. peak_share: of what the machine can multiply at most.
     """
 
     name: str
+    idea: str = field(default="", kw_only=True)
+    error: float | None = field(default=None, kw_only=True)
+    seconds: tuple[float, float, float] | None = field(default=None, kw_only=True)
+    rounds: int = field(default=0, kw_only=True)
+    ratios: dict[str, tuple[float, float, float]] = field(
+        default_factory=dict[str, tuple[float, float, float]], kw_only=True
+    )
+    peak_share: float | None = field(default=None, kw_only=True)
+
+
+@dataclass
+class Explained(Timed):
+    """All that is known of a variant.
+
+    moved: bytes that a warp moves from and to global memory in an iteration of the inner loop, in
+    whole sectors.
+    """
+
     kind: str
     built: Built
     checked: Checked
@@ -68,8 +88,6 @@ class Explained:
     moved: float | None = None
     faults: list[Fault] = field(default_factory=list[Fault])
     notes: list[str] = field(default_factory=list[str])
-    seconds: tuple[float, float, float] | None = None
-    rounds: int = 0
 
     @property
     def types(self) -> tuple[Typed, ...]:
@@ -93,7 +111,8 @@ def explain(
     """Everything that can be said without running it on a GPU. problem: at the sizes that are
     timed."""
     language = language_of(variant.kernel, "compile")
-    found = Explained(variant.name, language.title, built, checked, notes=list(built.missing))
+    notes, idea = list(built.missing), language.idea(variant.kernel)
+    found = Explained(variant.name, language.title, built, checked, notes=notes, idea=idea)
     if built.ptx is not None:
         _explain_ptx(language, variant, built, problem, sm, found)
     elif built.code is not None:
@@ -153,7 +172,7 @@ def _followed(
     """One block, followed for a while at the sizes that are timed."""
     trace = Trace()
     try:
-        launch = language.launch(variant, built, problem, problem.arrays())
+        launch = language.launch(variant, built, problem, problem.arrays(variant))
         if launch is not None and not launch.run([(0, 0, 0)], trace, _MOST_STEPS):
             found.notes.append(
                 f"accesses are those of the first {_MOST_STEPS:,} instructions of the first block"
@@ -192,7 +211,7 @@ _MOST_LINES = 24
 class Change:
     """What is different in `after`.
 
-    text: lines removed ("-") and added ("+"), comments and decorators of types aside. types: of
+    text: lines removed ("-") and added ("+"), docstrings aside. types: of
     variables of one name. loop: instructions per iteration, by kind, before and after, where they
     differ. registers, faults: those that went ("-") and came ("+"). time: after by before.
     """
@@ -222,8 +241,9 @@ def change(before: Explained, after: Explained) -> Change:
 
 
 def _body(variant: Explained) -> list[str]:
-    """The text without the kernel's name where it is defined, which differs always."""
-    return [line.rstrip() for line in without_name(variant.built.lines) if line.strip()]
+    """The text without the kernel's name where it is defined, and without its docstring, which
+    differ always."""
+    return [line.rstrip() for line in bare_lines(variant.built.lines) if line.strip()]
 
 
 def _text(before: Explained, after: Explained) -> tuple[str, ...]:

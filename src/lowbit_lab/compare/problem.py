@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 import textwrap
@@ -16,7 +17,7 @@ import numpy as np
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Array, Case, Expected, Operation
 from lowbit_lab.backends.backend import GridLike
-from lowbit_lab.run.bind import Parameter, TensorArgument, bind
+from lowbit_lab.run.bind import Packed, Parameter, TensorArgument, bind
 
 _UNWRITTEN = 0xA5
 """What the bytes of a result are before a run, so that nothing passes by luck."""
@@ -53,13 +54,14 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Problem:
-    """One set of sizes. operation: the specification; without one, `make` gives the arrays by
-    name, of which `output` is the result."""
+    """One set of sizes. operation: the specification, and fill the kind of its data; without one,
+    `make` gives the arrays by name, of which `output` is the result."""
 
     sizes: Mapping[str, int]
     operation: Operation | None = None
     make: Callable[[Mapping[str, int]], Mapping[str, Array]] | None = None
     output: str | None = None
+    fill: str = "normal"
 
     @cached_property
     def result(self) -> str:
@@ -72,7 +74,7 @@ class Problem:
     @cached_property
     def _case(self) -> Case:
         assert self.operation is not None
-        return Case(self.operation, dict(self.sizes))
+        return Case(self.operation, dict(self.sizes), self.fill)
 
     @cached_property
     def inputs(self) -> dict[str, Array]:
@@ -94,6 +96,16 @@ class Problem:
         return frozenset(found if self.operation is None else found | {self.operation.result.dtype})
 
     @property
+    def multiplied(self) -> str | None:
+        """What products are of whose peak is measured, "int8" or "float32"; None of others."""
+        if self.operation is None or not self.operation.factors:
+            return None
+        formats = [self.operation.factor_format(name) for name in self.operation.factors]
+        if all(one.name == "float32" for one in formats):
+            return "float32"
+        return None if any(one.is_float or one.bits > 8 for one in formats) else "int8"
+
+    @property
     def operations(self) -> int | None:
         """Additions and multiplications; None if nobody said."""
         return None if self.operation is None else self._case.operations
@@ -105,15 +117,28 @@ class Problem:
             return self._case.bytes_moved
         return sum(one.nbytes for one in self.inputs.values())
 
-    def arrays(self) -> dict[str, Array]:
-        """Fresh arrays, those that are passed: the result holds nothing of use."""
+    def arrays(self, variant: Variant) -> dict[str, Array]:
+        """Fresh arrays, those that are passed: the result holds nothing of use, and what the
+        variant arranges lies as it says, under the parameter's name."""
         made = {name: np.array(one, order="C") for name, one in self.inputs.items()}
         if self.operation is not None and self.result not in made:
             type_ = self.operation.result
             made[self.result] = np.zeros(type_.shape(self.sizes), type_.format.storage)
         if self.operation is not None or self.output not in self.inputs:
             made[self.result].view(np.uint8)[...] = _UNWRITTEN
-        return made
+        packed = {n: one for n, one in variant.constants.items() if isinstance(one, Packed)}
+        return {**made, **{name: one.pack(made[one.name]) for name, one in packed.items()}}
+
+    def error(self, result: Array) -> float | None:
+        """The largest distance from the specification's result, as a share of the largest of its
+        elements; None without a specification. ValueError for a result of another shape."""
+        if self.expected is None:
+            return None
+        wanted = self.expected.reference
+        if result.shape != wanted.shape:
+            raise ValueError(f"the result has the shape {result.shape}; expected {wanted.shape}")
+        off = np.abs(result.astype(np.float64) - wanted).max(initial=0)
+        return float(off / (np.abs(wanted).max(initial=0) or 1.0))
 
     def arguments(
         self, names: Sequence[str], arrays: Mapping[str, Any], constants: Mapping[str, Any]
@@ -130,7 +155,8 @@ class Problem:
             return {
                 n: arrays[v.name] if isinstance(v, TensorArgument) else v for n, v in made.items()
             }
-        known = {**arrays, **self.sizes, **constants}
+        plain = {name: one for name, one in constants.items() if not isinstance(one, Packed)}
+        known = {**arrays, **self.sizes, **plain}
         missing = [name for name in names if name not in known]
         if missing:
             raise ValueError(
@@ -216,11 +242,18 @@ def variant(
     block: tuple[int, ...] | None = None,
     shared: int = 0,
     flat: bool = False,
+    arrange: Mapping[str, Callable[[Array], Array]] | None = None,
     **constants: Any,
 ) -> Variant:
     """A kernel of any kind that `lowbit compare` takes, with a name, a grid, a block and constants
-    of its own where they differ from the file's; the rest as in `Variant`."""
-    return Variant(kernel, name, grid, block, constants, shared, flat)
+    of its own where they differ from the file's; the rest as in `Variant`.
+
+    arrange: by the name of an input, what lays its elements out as the kernel takes them, before
+    the kernel is called; a parameter that is called otherwise than the input is given a
+    `lowbit_lab.Packed` instead.
+    """
+    packed = {name: Packed(name, pack) for name, pack in (arrange or {}).items()}
+    return Variant(kernel, name, grid, block, {**packed, **constants}, shared, flat)
 
 
 def cuda_c(source: str, name: str | None = None) -> CudaC:
@@ -256,10 +289,16 @@ def _line_of(source: str, file: str) -> int:
     return whole.count("\n", 0, at) + 1 if at >= 0 else 1
 
 
-def without_name(lines: Sequence[str]) -> list[str]:
+def idea_of(function: Callable[..., Any] | None) -> str:
+    """The first line of its docstring, without its full stop."""
+    text = inspect.getdoc(function) if function is not None else None
+    return (text or "").partition("\n")[0].rstrip(".")
+
+
+def bare_lines(lines: Sequence[str]) -> list[str]:
     """The lines of a kernel, in Python or CUDA C, with "kernel" where its name is defined, and
-    nowhere else."""
-    text = textwrap.dedent("\n".join(lines))
+    nowhere else; without its docstring."""
+    text, document = textwrap.dedent("\n".join(lines)), range(0)
     try:
         nodes = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)]
     except SyntaxError:
@@ -268,6 +307,9 @@ def without_name(lines: Sequence[str]) -> list[str]:
         rows = text.splitlines(keepends=True)
         starts = [sum(map(len, rows[: one.lineno - 1])) + one.col_offset for one in nodes[:1]]
         spans = [found.span(1) for at in starts if (found := _DEFINED.match(text, at))]
+        if nodes and ast.get_docstring(nodes[0]) is not None:
+            first = nodes[0].body[0]
+            document = range(first.lineno - 1, first.end_lineno or first.lineno)
     for start, end in reversed(spans):
         text = f"{text[:start]}kernel{text[end:]}"
-    return text.splitlines()
+    return [row for at, row in enumerate(text.splitlines()) if at not in document]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,17 +13,20 @@ from lowbit.registry.conflicts import conflict
 from lowbit.registry.extras import versions
 from lowbit.spec import Array
 from lowbit_lab.backends.language import Language, language_of
-from lowbit_lab.bench.core.clock import Limits, Samples, interleave, quantiles
+from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.context import commit
+from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.checks.cases import check_request
 from lowbit_lab.compare.built import Built
-from lowbit_lab.compare.explain import Change, Explained, change, explain
+from lowbit_lab.compare.explain import Change, Explained, Timed, change, explain
 from lowbit_lab.compare.problem import Baseline, Checked, Problem, Variant
 from lowbit_lab.compare.ptx.block import NotInterpretedError
 from lowbit_lab.compare.ptx.memory import OutsideError
+from lowbit_lab.compare.timing import timed
 from lowbit_lab.source import Comparison, blamed, read
 
 SCHEMA = "lowbit-compare-1"
+DEFAULT_LIMITS = Limits()
 DEFAULT_SM = 90
 """The compute capability to compile for where there is no GPU: Hopper's."""
 
@@ -31,7 +34,8 @@ DEFAULT_SM = 90
 @dataclass(frozen=True)
 class Result:
     """What a comparison found. device: what it was timed on, None where nothing was; context:
-    versions, and the GPU's state."""
+    versions, and the GPU's state. peers: others that were timed. ceiling: what the CPU can multiply
+    at most, where products were timed on it."""
 
     file: str
     sizes: Mapping[str, int]
@@ -41,6 +45,8 @@ class Result:
     sm: int
     device: str | None
     variants: tuple[Explained, ...]
+    peers: tuple[Timed, ...]
+    ceiling: Ceiling | None
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
     context: Mapping[str, Any]
@@ -49,6 +55,11 @@ class Result:
     def ok(self) -> bool:
         """Whether no variant is wrong."""
         return all(one.checked.ok is not False for one in self.variants)
+
+    @property
+    def timed(self) -> list[Timed]:
+        """Everybody who was timed, in the order of the file, peers last."""
+        return [one for one in (*self.variants, *self.peers) if one.seconds is not None]
 
     def to_json(self) -> str:
         """Everything but machine code, as JSON text."""
@@ -68,12 +79,15 @@ def compare(
     *,
     sm: int | None = None,
     time: bool = True,
+    peers: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Result:
     """Compare the variants of a file.
 
     sizes: instead of the file's own. sm: the compute capability to compile for, 90 for 9.0; the
-    GPU's, or 90. time: whether to time what can be timed here. Raises as `file.read`; a variant
-    that does not compile is reported with the rest.
+    GPU's, or 90. time: whether to time what can be timed here; peers: with what others offer;
+    limits: for how long. Raises as `source.read`; a variant that does not compile is reported with
+    the rest.
     """
     comparison = read(path, sizes)
     gpu = _gpu()
@@ -84,14 +98,9 @@ def compare(
         made, result = _explained(one, comparison, target, first)
         explained.append(made)
         first = Baseline(one.name, result) if first is None and result is not None else first
-    seconds: dict[str, Samples] = {}
-    notes: list[str] = []
-    if time:
-        seconds, notes = _timed(comparison, explained, gpu is not None)
-    for one in explained:
-        if one.name in seconds:
-            taken = seconds[one.name].seconds
-            one.seconds, one.rounds = quantiles(taken), len(taken)
+    beside, turns = (
+        timed(comparison, explained, gpu is not None, limits, peers) if time else ([], [])
+    )
     large = comparison.large
     return Result(
         file=path.name,
@@ -103,7 +112,9 @@ def compare(
         device=gpu[0] if gpu else None,
         variants=tuple(explained),
         changes=tuple(change(a, b) for a, b in pairwise(explained)),
-        notes=tuple(notes),
+        peers=tuple(beside),
+        ceiling=next((one.ceiling for one in turns if one.ceiling is not None), None),
+        notes=tuple(note for one in turns for note in one.notes),
         context={"versions": versions(), "commit": commit()},
     )
 
@@ -164,7 +175,7 @@ def _checked(
         said = str(next(iter(found.findings), f"{found.cases} cases"))
         against = f"the specification {found.operation}"
         return Checked(found.ok, against, f"{language.title}'s interpreter", said), None
-    arrays, how = problem.arrays(), "a call"
+    arrays, how = problem.arrays(variant), "a call"
     if language.for_gpu:
         how = "its PTX, interpreted"
         try:
@@ -177,69 +188,3 @@ def _checked(
         language.call(variant, built, problem, arrays)()
     result = arrays[problem.result]
     return problem.judge(result, first, how), result
-
-
-def _timed(
-    comparison: Comparison, explained: Sequence[Explained], gpu: bool
-) -> tuple[dict[str, Samples], list[str]]:
-    """Those that can run here and are not wrong: those for a GPU in turn on it, the others in turn
-    on the CPU."""
-    right = [
-        (variant, one)
-        for variant, one in zip(comparison.variants, explained, strict=True)
-        if one.built.made_by and one.checked.ok is not False
-    ]
-    found: dict[str, Samples] = {}
-    notes: list[str] = []
-    on_gpu = [pair for pair in right if language_of(pair[0].kernel, "compile").for_gpu]
-    on_cpu = [pair for pair in right if not language_of(pair[0].kernel, "compile").for_gpu]
-    if on_gpu and gpu:
-        found |= _timed_on_gpu(comparison.large, on_gpu, notes)
-    elif on_gpu:
-        notes.append("variants for a GPU were not timed: there is none that PyTorch can use")
-    if on_cpu:
-        calls = {
-            one.name: [_prepared(variant, one.built, comparison.large, comparison.large.arrays())]
-            for variant, one in on_cpu
-        }
-        found |= interleave(calls, Limits())
-    return found, notes
-
-
-def _prepared(
-    variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
-) -> Callable[[], object]:
-    return language_of(variant.kernel, "compile").call(variant, built, problem, arrays)
-
-
-def _timed_on_gpu(
-    problem: Problem, pairs: Sequence[tuple[Variant, Explained]], notes: list[str]
-) -> dict[str, Samples]:
-    """On tensors of their own, after their result was checked at these sizes too."""
-    import torch
-
-    from lowbit_lab.bench.core.cuda import Cuda
-
-    first: Baseline | None = None
-    calls: dict[str, list[Callable[[], object]]] = {}
-    for variant, one in pairs:
-        tensors = {name: torch.from_numpy(each).cuda() for name, each in problem.arrays().items()}
-        try:
-            call = _prepared(variant, one.built, problem, tensors)
-            call()
-            torch.cuda.synchronize()
-        except Exception as error:  # what compilers and drivers raise has no common kind
-            notes.append(f"{one.name} was not timed: {(str(error) or repr(error)).splitlines()[0]}")
-            continue
-        result = tensors[problem.result].cpu().numpy()
-        judged = problem.judge(result, first, "the GPU")
-        first = Baseline(one.name, result) if first is None else first
-        if judged.ok is False:
-            notes.append(f"{one.name} was not timed, for it is wrong on the GPU: {judged.message}")
-            continue
-        calls[one.name] = [call]
-    if not calls:
-        return {}
-    clock = Cuda("cuda")
-    with clock.using(1):
-        return clock.time(calls, Limits())

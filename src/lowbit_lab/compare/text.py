@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lowbit.report.text import format_seconds, new_table, three_digits
+from lowbit_lab.bench.core.record import Spread
+from lowbit_lab.bench.core.table import format_error, format_known, format_ratio, format_spread
 from lowbit_lab.compare.code import KINDS
-from lowbit_lab.compare.explain import Change, Explained
+from lowbit_lab.compare.explain import Change, Explained, Timed
 from lowbit_lab.compare.ptx.execute import AccessCost
 from lowbit_lab.compare.run import Result
 
@@ -19,17 +21,59 @@ def render(result: Result, notes: bool = False) -> RenderableType:
     """The table of all variants, each variant's types and faults, and what changed between
     neighbours. notes: also what costs little."""
     sizes = ", ".join(f"{name}={size}" for name, size in result.sizes.items())
-    where = f"timed on {result.device}" if result.device else "no GPU here"
     small = ", ".join(f"{name}={size}" for name, size in result.small.items())
     sizes += f"; checked at {small}" if small != sizes else ""
-    head = f"{result.file}: {sizes}; compiled for sm_{result.sm}; {where}"
-    parts: list[RenderableType] = [Text(head, "bold"), Text(""), _table(result)]
+    where = ""
+    if any(each.built.ptx is not None for each in result.variants):
+        device = f"timed on {result.device}" if result.device else "no GPU here"
+        where = f"; compiled for sm_{result.sm}; {device}"
+    parts: list[RenderableType] = [Text(f"{result.file}: {sizes}{where}", "bold"), Text("")]
+    parts += _times(result)
+    parts.append(_table(result))
     parts += [Text(f"note: {note}", "dim") for note in result.notes]
     for each in result.variants:
         parts += ["", _variant(each, notes)]
     for each in result.changes:
         parts += ["", _change(each)]
     return Group(*parts)
+
+
+def _times(result: Result) -> Iterator[RenderableType]:
+    """A row for everybody who was timed."""
+    if not (timed := result.timed):
+        return
+    bases = list(dict.fromkeys(name for one in timed for name in one.ratios))
+    headings = ["time", "p10 to p90", *(["GOP/s"] if result.operations else [])]
+    headings += ["% of peak"] if result.ceiling else []
+    headings += [f"times as fast as {name}" for name in bases]
+    columns = [("variant", False), *((name, True) for name in headings), ("error", True)]
+    ideas = any(one.idea for one in timed)
+    table = new_table("Times", [*columns, *([("what it is", False)] if ideas else [])])
+    for one in timed:
+        assert one.seconds is not None
+        row = [one.name, format_seconds(one.seconds[1])]
+        row.append(format_spread(Spread(*one.seconds)) if one.rounds > 1 else "one run")
+        if result.operations:
+            row.append(three_digits(result.operations / one.seconds[1] / 1e9))
+        if result.ceiling:
+            row.append(format_known(one.peak_share))
+        row += [_ratio(one, name) for name in bases]
+        row.append("" if one.error is None else format_error(one.error))
+        table.add_row(*row, *([one.idea] if ideas else []))
+    yield table
+    if result.ceiling:
+        peak = result.ceiling
+        yield Text(
+            f"peak: {three_digits(peak.gops)} GOP/s of {peak.dtype} ({peak.way}), measured with "
+            "one thread, as all was timed; error: the largest, as a share of the largest result"
+        )
+
+
+def _ratio(one: Timed, base: str) -> str:
+    if base not in one.ratios:
+        return ""
+    ratio = Spread(*one.ratios[base])
+    return format_ratio(ratio) if one.rounds > 1 else three_digits(ratio.median)
 
 
 _HEADINGS = {
@@ -40,19 +84,14 @@ _HEADINGS = {
 
 def _table(result: Result) -> Table:
     """A row a variant; numbers of instructions are per iteration of the inner loop."""
-    headings = ["right", "time", "× first", "regs", "spill", "warps", "unroll", "instr"]
+    headings = ["right", "regs", "spill", "warps", "unroll", "instr"]
     headings += [*(_HEADINGS[kind] for kind in KINDS), "uniform", "per arith", "bytes"]
     title = "Instructions and bytes per iteration of the inner loop, as the text writes it"
-    table = new_table(title, [("variant", False), *((name, True) for name in headings)])
-    table.columns[0].no_wrap = True
-    first = next((each.seconds for each in result.variants if each.seconds), None)
+    rows: list[list[str]] = []
     for each in result.variants:
         loop, machine, held = each.loop, each.machine, each.occupancy
-        table.add_row(
-            each.name,
+        rows.append([
             {True: "yes", False: "NO", None: "?"}[each.checked.ok],
-            format_seconds(each.seconds[1]) if each.seconds else "",
-            three_digits(each.seconds[1] / first[1]) if each.seconds and first else "",
             str(machine.registers) if machine else "",
             str(machine.spill_stores + machine.spill_loads) if machine else "",
             f"{held.warps}/{held.most}" if held else "",
@@ -62,7 +101,13 @@ def _table(result: Result) -> Table:
             _count(loop.uniform) if loop else "",
             three_digits(loop.per_arithmetic) if loop and loop.per_arithmetic else "",
             "" if each.moved is None else three_digits(each.moved),
-        )
+        ])  # fmt: skip
+    # What nobody knows, as registers of what runs on a CPU, has no column.
+    kept = [at for at in range(len(headings)) if any(row[at] for row in rows)]
+    table = new_table(title, [("variant", False), *((headings[at], True) for at in kept)])
+    table.columns[0].no_wrap = True
+    for each, row in zip(result.variants, rows, strict=True):
+        table.add_row(each.name, *(row[at] for at in kept))
     return table
 
 

@@ -20,7 +20,6 @@ from lowbit.isa.types import Pointer, s64
 from lowbit.isa.value import Register, Value
 from lowbit.jit import interpret
 from lowbit.jit.kernel import Kernel
-from lowbit.jit.threads import max_threads
 from lowbit_lab.backends.kernel import KernelBackend
 from lowbit_lab.backends.language import languages
 from lowbit_lab.compare import assembly
@@ -35,9 +34,9 @@ from lowbit_lab.run.trace import Grid, Program
 
 @dataclass(frozen=True)
 class CpuKernel:
-    """A lowbit kernel for one instruction set, which the machine need not have, and with its
-    static arguments, or a function that makes them from the arguments of a run. An item of a
-    parallel region is what a program is elsewhere.
+    """A lowbit kernel for the instruction sets that it is written for, which the machine need not
+    have, and with its static arguments, or a function that makes them from the arguments of a run.
+    An item of a parallel region is what a program is elsewhere.
 
     A pointer that is no tensor of the specification, scratch for example, is given as an array, a
     function of the sizes that makes one, or None where the text does not use it. One that is an
@@ -45,10 +44,24 @@ class CpuKernel:
     """
 
     kernel: Kernel
-    isa: str = "generic"
+    isa: str | tuple[str, ...] = "generic"
     static: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(
         default_factory=dict[str, Any]
     )
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The names of the sets that it is written for."""
+        return (self.isa,) if isinstance(self.isa, str) else self.isa
+
+    @property
+    def chosen(self) -> InstructionSet:
+        """The set that it is compiled for: the best of those that run here, or below the one that
+        LOWBIT_ISA forces; without such the first that it is written for."""
+        have = instruction_sets.chain(instruction_sets.active())
+        return next(
+            (one for one in have if one.name in self.sets), instruction_sets.named(self.sets[0])
+        )
 
     def static_at(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The static arguments for these arguments."""
@@ -88,7 +101,7 @@ class LowbitKernel(KernelBackend):
         room = Path(interpret.__file__).parent
         return cls(
             text=asked.kernel.text,
-            description=f"lowbit {lowbit.__version__} for {asked.isa}",
+            description=f"lowbit {lowbit.__version__} for {asked.chosen.name}",
             parameters=tuple(map(Parameter, asked.kernel.types)),
             machinery=(str(room), str(room.parent / "isa"), contextlib.__file__),
             asked=asked,
@@ -98,7 +111,7 @@ class LowbitKernel(KernelBackend):
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
     ) -> None:
         """Run the whole text once; it makes its programs itself."""
-        machine = _CheckedInterpreter(instruction_sets.named(self.asked.isa), memory)
+        machine = _CheckedInterpreter(self.asked.chosen, memory)
         values: list[Value] = []
         for name, type_ in self.asked.kernel.types.items():
             given = arguments[name]
@@ -118,8 +131,8 @@ class LowbitKernel(KernelBackend):
     @classmethod
     def compile(cls, variant: Variant, problem: Problem, sm: int) -> Built:
         asked = cls.asked_of(variant.kernel)
-        static = asked.static_at(cls.arguments(variant, problem, problem.arrays()))
-        isa = instruction_sets.named(asked.isa)
+        static = asked.static_at(cls.arguments(variant, problem, problem.arrays(variant)))
+        isa = asked.chosen
         return Built(
             *cls.source(variant.kernel),
             made_by=f"lowbit for {isa.name}",
@@ -130,12 +143,16 @@ class LowbitKernel(KernelBackend):
     def call(
         cls, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
     ) -> Callable[[], object]:
+        """RuntimeError if it is written for no set that this machine has, or that is forced."""
         given = cls.arguments(variant, problem, arrays)
-        asked = cls.asked_of(variant.kernel)
-        isa = instruction_sets.named(asked.isa)
-        program = asked.kernel.program(isa, **asked.static_at(given))
+        asked, best = cls.asked_of(variant.kernel), instruction_sets.active()
+        if asked.chosen not in instruction_sets.chain(best):
+            raise RuntimeError(
+                f"it is written for {' and '.join(asked.sets)}, and this is {best.name}"
+            )
+        program = asked.kernel.program(asked.chosen, **asked.static_at(given))
         values: Sequence[Any] = [*given.values()]
-        return lambda: program(max_threads(), *values)
+        return lambda: program(1, *values)
 
 
 class _CheckedInterpreter(interpret.Interpreter):

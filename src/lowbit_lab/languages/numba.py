@@ -29,7 +29,7 @@ class NumbaCpu(NumbaLanguage):
         """The types of its arguments: those that it is declared with, if it is."""
         import numba
 
-        given = cls.arguments(variant, problem, problem.arrays()).values()
+        given = cls.arguments(variant, problem, problem.arrays(variant)).values()
         types = tuple(numba.typeof(one) for one in given)
         stated = [one.args for one in variant.kernel.nopython_signatures]
         return types if types in stated or not stated else stated[0]

@@ -159,7 +159,7 @@ class NumbaCuda(NumbaLanguage, PtxLanguage, KernelBackend):
 
         function = variant.kernel.py_func
         lines, first, file = cls.source(variant.kernel)
-        given = cls.arguments(variant, problem, problem.arrays()).values()
+        given = cls.arguments(variant, problem, problem.arrays(variant)).values()
         signature: Any = getattr(variant.kernel, _SIGNATURES, None)
         if isinstance(signature, list):
             signature = signature[0]

@@ -19,9 +19,9 @@ from lowbit.spec import Expected
 
 Call = Callable[[], Any]
 
-OURS, PEER, LIMIT, STEP, OTHER = "ours", "peer", "limit", "step", "other"
+OURS, PEER, LIMIT, OTHER = "ours", "peer", "limit", "other"
 """Kinds of implementations: lowbit's own, which others are compared with; other libraries; a limit
-of the machine, which computes nothing; a step to read on the way; and what is none of these."""
+of the machine, which computes nothing; and what is none of these."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,9 @@ class Problem:
 
 
 class StatedProblem(Problem):
-    """A problem that is a case of the specification with its `inputs`. What is `judged`, by its
-    kind, must be within the budget of the specification."""
+    """A problem that is a case of the specification with its `inputs`. lowbit's own
+    results must be within the budget of the specification."""
 
-    judged: ClassVar[tuple[str, ...]] = (OURS,)
     inputs: Any  # arrays by name
 
     @cached_property
@@ -110,7 +109,7 @@ class StatedProblem(Problem):
 
     def wrong(self, implementation: Implementation, result: Any) -> str | None:
         reason = super().wrong(implementation, result)
-        if reason or implementation.kind not in self.judged:
+        if reason or implementation.kind != OURS:
             return reason
         verdict = self.expected.check(result)
         return None if verdict.ok else verdict.message

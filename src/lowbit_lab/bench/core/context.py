@@ -54,9 +54,9 @@ class Clock:
         none to be in a cache; None: as many of each as exceed the last one together."""
         return None
 
-    def ceiling(self, isa: str, threads: int, *, reads: bool, dtype: str) -> Ceiling:
+    def ceiling(self, isa: str, threads: int, dtype: str) -> Ceiling:
         """What the machine can do at most."""
-        return peak.measure(isa, threads, reads=reads, dtype=dtype)
+        return peak.measure(isa, threads, dtype=dtype)
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """Of a run that has ended: only now are all libraries loaded."""

@@ -188,7 +188,7 @@ class Graphs(Cuda):
         counts = {name: graph.count for name, graph in graphs.items()}
         return _in_rounds(starts, counts, limits, seed, on_round)
 
-    def ceiling(self, isa: str, threads: int, *, reads: bool, dtype: str) -> Ceiling:
+    def ceiling(self, isa: str, threads: int, dtype: str) -> Ceiling:
         """The best that a few calls reach: products of each dtype, reads of a gigabyte."""
         with torch.inference_mode():
             ways = {name: _rate(_PRODUCT, calls) for name, calls in _products(self._device).items()}

@@ -26,10 +26,6 @@ class Spread(msgspec.Struct, frozen=True):
     median: float
     p90: float
 
-    def inverse(self) -> Spread:
-        """That of the reciprocals."""
-        return Spread(1 / self.p90, 1 / self.median, 1 / self.p10)
-
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One implementation on one case with some threads.

@@ -105,9 +105,7 @@ class _Run:
         for threads in plan.threads if suite.ceiling else ():
             self.progress(f"measuring the peak, {thread_text(threads)}", _TRIAL_SHARE)
             with self.clock.using(threads):
-                reads, dtype = suite.reads, suite.ceiling
-                found = self.clock.ceiling(used, threads, reads=reads, dtype=dtype)
-                self.ceilings[threads] = found
+                self.ceilings[threads] = self.clock.ceiling(used, threads, suite.ceiling)
         each = len(plan.threads) * (2 if self._colds else 1)
         self.parts = each * len(cases)
         for index, case in enumerate(cases):

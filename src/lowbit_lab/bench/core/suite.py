@@ -59,8 +59,8 @@ class Suite:
     long products raise the time limit, so that all have their turns. pairs: whether each takes
     turns with lowbit alone, so that a slow one does not use up the time of the others. colds:
     whether there are weights that can be cold. ceiling: the dtype whose peak is measured, "" for
-    none; reads: whether the rate of reading is. least_cold_bytes: of weights that are gone round,
-    where that is more than the last cache. threaded: whether a number of threads can be asked for.
+    none. least_cold_bytes: of weights that are gone round, where that is more than the last cache.
+    threaded: whether a number of threads can be asked for.
     """
 
     name: ClassVar[str] = ""
@@ -70,7 +70,6 @@ class Suite:
     pairs: ClassVar[bool] = False
     colds: ClassVar[bool] = False
     ceiling: ClassVar[str] = "int8"
-    reads: ClassVar[bool] = True
     least_cold_bytes: ClassVar[int] = 0
     threaded: ClassVar[bool] = True
 

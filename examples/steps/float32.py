@@ -1,36 +1,57 @@
-"""Products of float32 matrices, from three loops to packed operands."""
+"""Products of float32 matrices, from three loops to packed operands.
 
-from __future__ import annotations
+    lowbit compare examples/steps/float32.py
 
+Each variant has one idea that the one before it has not. See docs/steps.md.
+"""
+
+# ruff: noqa: F722
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 from numba import njit
+from numpy.typing import NDArray
 
+import lowbit
 from lowbit.isa.generic import fma, load_head, minimum, store_head
 from lowbit.isa.types import F32Pointer, Int, f32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.spec.operations.products import product_of_floats
-from lowbit_lab.steps.registry import Array, Layout, step
+from lowbit.spec import operation
+from lowbit_lab import CpuKernel
+from lowbit_lab.compare import variant
 
-# How the steps take their operands: float32 a [M, K] and b [K, N], row by row.
+Array = NDArray[Any]
+
+
+@operation(
+    exercise={"M": 5, "N": 35, "K": 70}, factors=("a", "b"), accumulator="float32", result="out"
+)
+def spec(
+    a: Float32[np.ndarray, "M K"], b: Float32[np.ndarray, "K N"]
+) -> Float32[np.ndarray, "M N"]:
+    """out[m, n] = Σ_k a[m, k] · b[k, n], summed in float32 in any order."""
+    return a @ b
+
+
+sizes = {"M": 512, "N": 512, "K": 512}
 
 ROWS, COLUMNS = 8, 48
 """M and N are padded to multiples of these: whole tiles on every instruction set."""
 
 
-def _padded(a: Array, b: Array) -> tuple[Array, Array]:
-    rows, columns = -len(a) % ROWS, -b.shape[1] % COLUMNS
-    wide = np.pad(b, ((0, 0), (0, columns)))
-    return np.ascontiguousarray(np.pad(a, ((0, rows), (0, 0)))), np.ascontiguousarray(wide)
+def rows(a: Array) -> Array:
+    """Zeros up to whole tiles of rows."""
+    return np.ascontiguousarray(np.pad(a, ((0, -len(a) % ROWS), (0, 0))))
 
 
-PLAIN = Layout(
-    "row by row", product_of_floats, lambda a, b: (np.ascontiguousarray(a), np.ascontiguousarray(b))
-)
-WHOLE_TILES = Layout("row by row, with zeros up to whole tiles", product_of_floats, _padded)
+def columns(b: Array) -> Array:
+    """Zeros up to whole tiles of columns."""
+    return np.ascontiguousarray(np.pad(b, ((0, 0), (0, -b.shape[1] % COLUMNS))))
 
 
 # The steps that are a compiler's to make fast, in Numba.
@@ -39,7 +60,6 @@ LOOP_K_BLOCK, N_BLOCK = 64, 1024
 """A block of b: 256 KiB, which a second-level cache holds."""
 
 
-@step("cpu-float32", 1, PLAIN)
 @njit
 def float32_loops(a, b, out):
     """Three loops, the sum innermost.
@@ -58,7 +78,6 @@ def float32_loops(a, b, out):
             out[m, n] = total
 
 
-@step("cpu-float32", 2, PLAIN)
 @njit
 def float32_loop_order(a, b, out):
     """The loop over columns innermost: neighbouring sums do not wait for each other.
@@ -76,7 +95,6 @@ def float32_loop_order(a, b, out):
                 out[m, n] += a[m, k] * b[k, n]
 
 
-@step("cpu-float32", 3, PLAIN)
 @njit
 def float32_blocks(a, b, out):
     """A block of b stays in the second cache while all rows of a pass over it.
@@ -194,14 +212,13 @@ def _unpacked(
                 _store(k, sums, out, (row, column), sizes)
 
 
-@step("cpu-float32", 4, WHOLE_TILES, "generic", "avx2", "avx512")
 @kernel
 def float32_register_tile(
     k: Builder,
     a: F32Pointer,
     b: F32Pointer,
     out: F32Pointer,
-    stride: Int,
+    stride_out_m: Int,
     m: Int,
     n: Int,
     depth: Int,
@@ -211,17 +228,16 @@ def float32_register_tile(
     Bytes: with 8 rows by 3 vectors each number of b serves 8 multiply-adds, each of a 48; nothing
     is stored until K has passed. Limit: a product and a sum for each multiply-add, each rounded.
     """
-    _unpacked(k, (a, b, out), (m, n, stride), depth, _twice_rounded)
+    _unpacked(k, (a, b, out), (m, n, stride_out_m), depth, _twice_rounded)
 
 
-@step("cpu-float32", 5, WHOLE_TILES, "avx2", "avx512")
 @kernel
 def float32_fused(
     k: Builder,
     a: F32Pointer,
     b: F32Pointer,
     out: F32Pointer,
-    stride: Int,
+    stride_out_m: Int,
     m: Int,
     n: Int,
     depth: Int,
@@ -231,7 +247,7 @@ def float32_fused(
     Bytes: those of step 4. Limit: where the operands lie. Each k is another row of b, a page
     further on where N is 1024, and rows of a whose length is a power of two push each other out.
     """
-    _unpacked(k, (a, b, out), (m, n, stride), depth, fma)
+    _unpacked(k, (a, b, out), (m, n, stride_out_m), depth, fma)
 
 
 def _pack_panel(
@@ -245,14 +261,13 @@ def _pack_panel(
             (panel + (i * (vectors * lanes) + v * lanes)).store((line + v * lanes).load(lanes))
 
 
-@step("cpu-float32", 6, WHOLE_TILES, "avx2", "avx512")
 @kernel
 def float32_packed(
     k: Builder,
     a: F32Pointer,
     b: F32Pointer,
     out: F32Pointer,
-    stride: Int,
+    stride_out_m: Int,
     m: Int,
     n: Int,
     depth: Int,
@@ -292,6 +307,48 @@ def float32_packed(
                         )
                         at = top + row, column
                         for _ in k.when(start.equals(0)):
-                            _store(k, sums, out, at, (m, n, stride))
+                            _store(k, sums, out, at, (m, n, stride_out_m))
                         for _ in k.when(start > 0):
-                            _store(k, sums, out, at, (m, n, stride), more=True)
+                            _store(k, sums, out, at, (m, n, stride_out_m), more=True)
+
+
+# The variants, with what the kernels in lowbit's language are written for and how operands lie.
+
+
+def length(size: dict[str, int]) -> int:
+    """Of a row of a."""
+    return size["K"]
+
+
+def numpy_product(a: Array, b: Array) -> Callable[[], Array]:
+    """OpenBLAS"""
+    return partial(np.matmul, a, b)
+
+
+def torch_product(a: Array, b: Array) -> Callable[[], Any]:
+    """MKL, on processors of its maker; else what torch is built with"""
+    import torch
+
+    return partial(torch.mm, torch.from_numpy(a), torch.from_numpy(b))
+
+
+def lowbit_product(a: Array, b: Array) -> Callable[[], Array]:
+    """the same kernels, cut by the shape"""
+    return partial(lowbit.gemm, a, b, threads=1)
+
+
+variants = [
+    float32_loops,
+    float32_loop_order,
+    float32_blocks,
+    *(
+        variant(CpuKernel(each, isas), arrange={"a": rows, "b": columns}, depth=length)
+        for each, isas in (
+            (float32_register_tile, ("generic", "avx2", "avx512")),
+            (float32_fused, ("avx2", "avx512")),
+            (float32_packed, ("avx2", "avx512")),
+        )
+    ),
+]
+peers = {"numpy": numpy_product, "torch": torch_product, "lowbit": lowbit_product}
+base = ("torch", "lowbit")

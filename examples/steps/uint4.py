@@ -1,82 +1,38 @@
-"""Exact products of 4-bit integers: how few bits change what is worth doing."""
+"""Exact products of 4-bit integers: how few bits change what is worth doing.
 
-from __future__ import annotations
+    lowbit compare examples/steps/uint4.py
 
+Rows of a are queries, rows of b vectors, of values 0 to 15: a product of each query and each
+vector. Each variant has one idea that the one before it has not. See docs/steps.md.
+"""
+
+# ruff: noqa: F722
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int32, UInt4
 from numba import njit
+from numpy.typing import NDArray
 
-from lowbit.numerics.formats import check_values, int_format, longest_sum
+import lowbit
 from lowbit.numerics.nibbles import pack_nibbles
-from lowbit.spec import Operation
-from lowbit.spec.operations.products import (
-    product_of_columns,
-    product_of_packed_rows,
-    product_of_rows,
-)
-from lowbit_lab.steps.registry import Array, Layout, step
+from lowbit.spec import operation
+from lowbit.spec.operations.products import integer_product
+from lowbit_lab.compare import byte_product, variant
 
-# How the steps take their operands: rows of a are queries, rows of b vectors, of values 0 to 15.
-#
-# The sums are 32-bit integers, which hold `LONGEST` products of such values.
-
-LONGEST = longest_sum("uint4", "uint4")
-"""The largest K: 2**31 - 1 over 15 * 15."""
+Array = NDArray[Any]
 
 
-def check_operands(a: Array, b: Array) -> None:
-    """Refuse what no step can multiply.
-
-    a: uint8 [M, K], b: uint8 [N, K], of values 0 to 15. TypeError: another dtype. ValueError:
-    not two-dimensional, nothing in it, rows of different lengths, a K whose sums could overflow,
-    or a value above 15, naming the first.
-    """
-    for name, array, form in (("a", a, "[M, K]"), ("b", b, "[N, K]")):
-        if array.dtype != np.uint8:
-            raise TypeError(f"{name} is of {array.dtype}; give uint4 values 0 to 15 as uint8")
-        if array.ndim != 2 or array.size == 0:
-            raise ValueError(
-                f"{name} has the shape {array.shape}; expected {form} with nothing below 1"
-            )
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(
-            f"a {a.shape} and b {b.shape} have rows of different lengths; both are queries or "
-            "vectors of K values, so give b as [N, K]"
-        )
-    if a.shape[1] > LONGEST:
-        raise ValueError(
-            f"K is {a.shape[1]}; 32-bit sums hold {LONGEST} products of uint4, so split K"
-        )
-    for name, array in (("a", a), ("b", b)):
-        check_values(array, int_format("uint4"), name)
+@operation(exercise={"M": 5, "N": 131, "K": 301}, factors=("a", "b"), result="out")
+def spec(a: UInt4[np.ndarray, "M K"], b: UInt4[np.ndarray, "N K"]) -> Int32[np.ndarray, "M N"]:
+    """out[m, n] = Σ_k a[m, k] · b[n, k], exactly."""
+    return integer_product(a, b.T)
 
 
-def _layout(text: str, operation: Operation, arrange: Callable[[Array, Array], Any]) -> Layout:
-    def checked(a: Array, b: Array) -> tuple[Array, Array]:
-        check_operands(a, b)
-        return arrange(a, b)
-
-    return Layout(text, operation, checked, stated=True, columns=len)
-
-
-COLUMNS = _layout(
-    "bytes, a vector to a column",
-    product_of_columns,
-    lambda a, b: (np.ascontiguousarray(a), np.ascontiguousarray(b.T)),
-)
-ROWS = _layout(
-    "bytes, a vector to a row",
-    product_of_rows,
-    lambda a, b: (np.ascontiguousarray(a), np.ascontiguousarray(b)),
-)
-PACKED_ROWS = _layout(
-    "two values to a byte, a vector to a row",
-    product_of_packed_rows,
-    lambda a, b: (pack_nibbles(a), pack_nibbles(b)),
-)
-
+sizes = {"M": 256, "N": 16384, "K": 256}
 
 # The steps, from the definition of a matrix product to sums as narrow as four bits allow.
 
@@ -88,7 +44,6 @@ SPAN = 144
 291, in whole registers of 32 words."""
 
 
-@step("uint4", 1, COLUMNS)
 @njit
 def naive_loops(a, b, out):
     """Three loops, the sum innermost.
@@ -108,7 +63,6 @@ def naive_loops(a, b, out):
             out[m, n] = total
 
 
-@step("uint4", 2, COLUMNS)
 @njit
 def loop_order(a, b, out):
     """The loop over vectors innermost, so that neighbours in memory are worked on together.
@@ -128,7 +82,6 @@ def loop_order(a, b, out):
                 out[m, n] += np.int32(a[m, k]) * b[k, n]
 
 
-@step("uint4", 3, ROWS)
 @njit
 def dot_rows(a, b, out):
     """A vector lies in a row, so that its sum stays in a register until it is finished.
@@ -148,7 +101,6 @@ def dot_rows(a, b, out):
             out[m, n] = total
 
 
-@step("uint4", 4, PACKED_ROWS)
 @njit
 def packed_rows(a, b, out):
     """Two values to a byte halve what is read, and cost a mask and a shift at every use.
@@ -179,7 +131,6 @@ def unpack_rows(packed, values):
             values[r, 2 * p + 1] = packed[r, p] >> 4
 
 
-@step("uint4", 5, PACKED_ROWS)
 @njit
 def unpacked_tile(a, b, out):
     """A tile of vectors is unpacked once into the cache and serves all queries from there.
@@ -204,7 +155,6 @@ def unpacked_tile(a, b, out):
                 out[m, first + n] = total
 
 
-@step("uint4", 6, PACKED_ROWS)
 @njit
 def widened_tile(a, b, out):
     """The tile holds signed 16-bit words, which one instruction multiplies and adds in pairs.
@@ -230,7 +180,6 @@ def widened_tile(a, b, out):
                 out[m, first + n] = total
 
 
-@step("uint4", 7, PACKED_ROWS)
 @njit
 def narrow_sums(a, b, out):
     """Sums of 16 bits hold 291 products of 4-bit values, so that all arithmetic is 16 bits wide.
@@ -257,3 +206,87 @@ def narrow_sums(a, b, out):
                     for k in range(2 * rows.shape[1]):
                         total = np.uint16(total + queries[m, k] * tile[n, k])
                     out[m, first + n] += total
+
+
+# The variants, and how they take their operands: bytes, or two values to a byte.
+
+
+def across(b: Array) -> Array:
+    """A vector to a column."""
+    return np.ascontiguousarray(b.T)
+
+
+def packed(kernel: Any) -> Any:
+    return variant(kernel, arrange={"a": pack_nibbles, "b": pack_nibbles})
+
+
+def einsum(a: Array, b: Array) -> Callable[[], Array]:
+    """NumPy's loops over int32, no BLAS"""
+    # The faster of the layouts and integer types that were tried.
+    return partial(np.einsum, "mk,kn->mn", a.astype(np.int32), across(b).astype(np.int32))
+
+
+LONGEST_FLOAT_SUM = 2**24 // 15**2
+"""Products of uint4 values that float32 sums exactly, in any order: its 24 bits hold every whole
+number up to 2**24."""
+
+
+def blas(a: Array, b: Array) -> Callable[[], Array]:
+    """BLAS on float32, exact for small values"""
+    if (k := a.shape[1]) > LONGEST_FLOAT_SUM:
+        raise ValueError(
+            f"K is {k}; float32 sums only {LONGEST_FLOAT_SUM} products of uint4 exactly"
+        )
+    return partial(np.matmul, a.astype(np.float32), across(b).astype(np.float32))
+
+
+def on_bytes(name: str, left: type, idea: str) -> Callable[[Array, Array], Any]:
+    """A product of bytes, which hold the values whatever the sign of their type."""
+    peer = byte_product(name, idea)
+
+    def prepare(a: Array, b: Array) -> Any:
+        return peer(a.view(left), across(b).view(np.int8))
+
+    prepare.__doc__ = idea
+    return prepare
+
+
+def numkong(dtype: str, arrange: Callable[[Array], Array], idea: str) -> Callable[..., Any]:
+    """`numkong.dots_packed`. Nibbles may be in either order, as long as both sides agree."""
+
+    def prepare(a: Array, b: Array) -> Any:
+        library: Any = importlib.import_module("numkong")
+        vectors = library.dots_pack(arrange(b), dtype=dtype)
+        return partial(library.dots_packed, arrange(a), vectors)
+
+    prepare.__doc__ = idea
+    return prepare
+
+
+def lowbit_packed(a: Array, b: Array) -> Callable[[], Array]:
+    """uint4 panels, unpacked on the way into an int8 product"""
+    return partial(lowbit.matmul, a, lowbit.pack(b.T, dtype="uint4"), threads=1)
+
+
+variants = [
+    variant(naive_loops, arrange={"b": across}),
+    variant(loop_order, arrange={"b": across}),
+    dot_rows,
+    packed(packed_rows),
+    packed(unpacked_tile),
+    packed(widened_tile),
+    packed(narrow_sums),
+]
+_SUMS, _FLOATS = "bytes to 32-bit sums, vectors not packed", "bytes to float32, vectors packed"
+peers = {
+    "numpy einsum": einsum,
+    "numpy fp32": blas,
+    "torch _int_mm u8": on_bytes("torch _int_mm", np.uint8, _SUMS),
+    "torch _int_mm s8": on_bytes("torch _int_mm", np.int8, _SUMS),
+    "oneDNN qlinear u8": on_bytes("oneDNN qlinear", np.uint8, _FLOATS),
+    "oneDNN qlinear s8": on_bytes("oneDNN qlinear", np.int8, _FLOATS),
+    "NumKong uint4": numkong("uint4", pack_nibbles, "two values to a byte on both sides"),
+    "NumKong uint8": numkong("uint8", np.ascontiguousarray, "bytes on both sides"),
+    "lowbit": lowbit_packed,
+}
+base = ("numpy fp32", "lowbit")

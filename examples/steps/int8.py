@@ -1,12 +1,21 @@
-"""Exact products of 8-bit integers, unsigned by signed, from three loops to tiles."""
+"""Exact products of 8-bit integers, unsigned by signed, from three loops to tiles.
 
-from __future__ import annotations
+    lowbit compare examples/steps/int8.py
 
+Each variant has one idea that the one before it has not. See docs/steps.md.
+"""
+
+# ruff: noqa: F722
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int8, Int32, UInt8
 from numba import njit
+from numpy.typing import NDArray
 
+import lowbit
 from lowbit.isa.amx import tdpbusd, tileloadd, tilestored, tilezero
 from lowbit.isa.avx2 import vpdpbusd_256, vpmaddubsw, vpmaddwd
 from lowbit.isa.avx512 import vpdpbusd, vpmaddubsw_512, vpmaddwd_512
@@ -29,8 +38,21 @@ from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.tiles import configure, release
-from lowbit.spec.operations.products import product_of_bytes
-from lowbit_lab.steps.registry import Array, Layout, step
+from lowbit.spec import operation
+from lowbit.spec.operations.products import integer_product
+from lowbit_lab import CpuKernel
+from lowbit_lab.compare import byte_product, variant
+
+Array = NDArray[Any]
+
+
+@operation(exercise={"M": 5, "N": 35, "K": 70}, factors=("a", "b"), result="out")
+def spec(a: UInt8[np.ndarray, "M K"], b: Int8[np.ndarray, "K N"]) -> Int32[np.ndarray, "M N"]:
+    """out[m, n] = Σ_k a[m, k] · b[k, n], exactly."""
+    return integer_product(a, b)
+
+
+sizes = {"M": 512, "N": 512, "K": 512}
 
 ROWS, COLUMNS, LINE = 32, 96, 64
 """M, N and K are padded to multiples of these: whole tiles on every instruction set."""
@@ -52,26 +74,33 @@ def _panels(b: Array, together: int) -> Array:
     return np.ascontiguousarray(parts.transpose(2, 0, 3, 1))
 
 
-PLAIN = Layout(
-    "bytes, row by row",
-    product_of_bytes,
-    lambda a, b: (np.ascontiguousarray(a), np.ascontiguousarray(b)),
-)
-WHOLE_TILES = Layout(
-    "bytes, row by row, with zeros up to whole tiles",
-    product_of_bytes,
-    lambda a, b: (padded(a, ROWS, 1), padded(b, 1, COLUMNS)),
-)
-PAIRS = Layout(
-    "16-bit words, b in panels of 16 columns, two k of a column side by side",
-    product_of_bytes,
-    lambda a, b: (padded(a, ROWS, LINE).astype(np.int16), _panels(b, 2).astype(np.int16)),
-)
-QUADS = Layout(
-    "bytes, b in panels of 16 columns, four k of a column side by side",
-    product_of_bytes,
-    lambda a, b: (padded(a, ROWS, LINE), _panels(b, 4)),
-)
+def rows(matrix: Array) -> Array:
+    """Zeros up to whole tiles of rows."""
+    return padded(matrix, ROWS, 1)
+
+
+def columns(matrix: Array) -> Array:
+    """Zeros up to whole tiles of columns."""
+    return padded(matrix, 1, COLUMNS)
+
+
+def whole(matrix: Array) -> Array:
+    """Zeros up to whole tiles of rows, and up to whole lines of K."""
+    return padded(matrix, ROWS, LINE)
+
+
+def words(matrix: Array) -> Array:
+    return whole(matrix).astype(np.int16)
+
+
+def pairs(b: Array) -> Array:
+    """16-bit words in panels of 16 columns, two k of a column side by side."""
+    return _panels(b, 2).astype(np.int16)
+
+
+def quads(b: Array) -> Array:
+    """Bytes in panels of 16 columns, four k of a column side by side."""
+    return _panels(b, 4)
 
 
 # The steps that are a compiler's to make fast, in Numba.
@@ -80,7 +109,6 @@ K_BLOCK, N_BLOCK = 128, 1024
 """A block of b: 128 KiB of bytes, which a second-level cache holds."""
 
 
-@step("cpu-int8", 1, PLAIN)
 @njit
 def int8_loops(a, b, out):
     """Three loops, the sum innermost.
@@ -98,7 +126,6 @@ def int8_loops(a, b, out):
             out[m, n] = total
 
 
-@step("cpu-int8", 2, PLAIN)
 @njit
 def int8_loop_order(a, b, out):
     """The loop over columns innermost, which the compiler makes vectors of.
@@ -117,7 +144,6 @@ def int8_loop_order(a, b, out):
                 out[m, n] += x * np.int32(b[k, n])
 
 
-@step("cpu-int8", 3, PLAIN)
 @njit
 def int8_blocks(a, b, out):
     """A block of b stays in the second cache while all rows of a pass over it.
@@ -144,7 +170,6 @@ def int8_blocks(a, b, out):
 # while K passes by; then it is stored. A step says what happens for a few k.
 
 _Sums = list[list[Register]]
-_EVERY = "generic", "avx2", "avx512"
 _NARROW = 8  # sums of two products of a nibble and a byte that 16 bits hold: 8 * 2 * 15 * 128
 
 
@@ -188,10 +213,16 @@ def _places(
     return [b + ((column // PANEL + p) * panel + at * together) for p, at in inside]
 
 
-@step("cpu-int8", 4, WHOLE_TILES, *_EVERY)
 @kernel
 def int8_register_tile(
-    k: Builder, a: U8Pointer, b: S8Pointer, out: S32Pointer, stride: Int, m: Int, n: Int, depth: Int
+    k: Builder,
+    a: U8Pointer,
+    b: S8Pointer,
+    out: S32Pointer,
+    stride_out_m: Int,
+    m: Int,
+    n: Int,
+    depth: Int,
 ) -> None:
     """A tile of sums stays in registers, and is stored once.
 
@@ -212,17 +243,16 @@ def int8_register_tile(
                 for total, one in zip(line, columns, strict=True):
                     total.value = total.value + x * one
 
-    _tiles(k, out, (m, n, stride), (rows, vectors), multiply)
+    _tiles(k, out, (m, n, stride_out_m), (rows, vectors), multiply)
 
 
-@step("cpu-int8", 5, PAIRS, *_EVERY)
 @kernel
 def int8_packed_pairs(
     k: Builder,
     a: S16Pointer,
     b: S16Pointer,
     out: S32Pointer,
-    stride: Int,
+    stride_out_m: Int,
     m: Int,
     n: Int,
     depth: Int,
@@ -246,13 +276,19 @@ def int8_packed_pairs(
                 for total, one in zip(line, columns, strict=True):
                     total.value = total.value + multiply_add(pair, one)
 
-    _tiles(k, out, (m, n, stride), (rows, vectors), multiply)
+    _tiles(k, out, (m, n, stride_out_m), (rows, vectors), multiply)
 
 
-@step("cpu-int8", 6, QUADS, "avx2", "avx512")
 @kernel
 def int8_split_bytes(
-    k: Builder, a: U8Pointer, b: S8Pointer, out: S32Pointer, stride: Int, m: Int, n: Int, depth: Int
+    k: Builder,
+    a: U8Pointer,
+    b: S8Pointer,
+    out: S32Pointer,
+    stride_out_m: Int,
+    m: Int,
+    n: Int,
+    depth: Int,
 ) -> None:
     """Bytes are multiplied as bytes, a in two halves of four bits so that nothing saturates.
 
@@ -286,13 +322,19 @@ def int8_split_bytes(
                     wider = pairs_of_words(high, one) << 4
                     total.value = total.value + pairs_of_words(low, one) + wider
 
-    _tiles(k, out, (m, n, stride), (rows, vectors), multiply)
+    _tiles(k, out, (m, n, stride_out_m), (rows, vectors), multiply)
 
 
-@step("cpu-int8", 7, QUADS, "avx2_vnni", "avx512_vnni")
 @kernel
 def int8_dot_products(
-    k: Builder, a: U8Pointer, b: S8Pointer, out: S32Pointer, stride: Int, m: Int, n: Int, depth: Int
+    k: Builder,
+    a: U8Pointer,
+    b: S8Pointer,
+    out: S32Pointer,
+    stride_out_m: Int,
+    m: Int,
+    n: Int,
+    depth: Int,
 ) -> None:
     """VNNI: one instruction multiplies four bytes of each column and adds them in 32 bits, exactly.
 
@@ -313,13 +355,19 @@ def int8_dot_products(
                 for total, one in zip(line, columns, strict=True):
                     total.value = dot(total.value, four, one)
 
-    _tiles(k, out, (m, n, stride), (rows, vectors), multiply)
+    _tiles(k, out, (m, n, stride_out_m), (rows, vectors), multiply)
 
 
-@step("cpu-int8", 8, QUADS, "amx")
 @kernel
 def int8_tiles(
-    k: Builder, a: U8Pointer, b: S8Pointer, out: S32Pointer, stride: Int, m: Int, n: Int, depth: Int
+    k: Builder,
+    a: U8Pointer,
+    b: S8Pointer,
+    out: S32Pointer,
+    stride_out_m: Int,
+    m: Int,
+    n: Int,
+    depth: Int,
 ) -> None:
     """AMX: an instruction multiplies 16 rows of 64 bytes by 16 columns of 64 bytes.
 
@@ -349,7 +397,60 @@ def int8_tiles(
                     for r in range(TILE_ROWS):
                         line = row + (d * TILE_ROWS + r)
                         for _ in k.when(line < m):
-                            place = out + (line * stride + column + p * PANEL)
+                            place = out + (line * stride_out_m + column + p * PANEL)
                             left = n - column - p * PANEL
                             store_head((scratch + r * PANEL).load(PANEL), place, left)
     release(k)
+
+
+# The variants, with what the kernels in lowbit's language are written for and how operands lie.
+
+
+def length(size: dict[str, int]) -> int:
+    """Of a row of a."""
+    return size["K"]
+
+
+def whole_lines(size: dict[str, int]) -> int:
+    """Of a row of a that is padded."""
+    return -(-size["K"] // LINE) * LINE
+
+
+def lowbit_packed(a: Array, b: Array) -> Callable[[], Array]:
+    """weights packed; rows while they are multiplied"""
+    return partial(lowbit.matmul, a, lowbit.pack(b), threads=1)
+
+
+variants = [
+    int8_loops,
+    int8_loop_order,
+    int8_blocks,
+    variant(
+        CpuKernel(int8_register_tile, ("generic", "avx2", "avx512")),
+        arrange={"a": rows, "b": columns},
+        depth=length,
+    ),
+    variant(
+        CpuKernel(int8_packed_pairs, ("generic", "avx2", "avx512")),
+        arrange={"a": words, "b": pairs},
+        depth=whole_lines,
+    ),
+    *(
+        variant(CpuKernel(each, isas), arrange={"a": whole, "b": quads}, depth=whole_lines)
+        for each, isas in (
+            (int8_split_bytes, ("avx2", "avx512")),
+            (int8_dot_products, ("avx2_vnni", "avx512_vnni")),
+            (int8_tiles, ("amx",)),
+        )
+    ),
+]
+peers = {
+    "numpy fp32": byte_product("numpy fp32", "BLAS in float32"),
+    "torch _int_mm": byte_product("torch _int_mm", "bytes to 32-bit sums, weights not packed"),
+    "oneDNN qlinear": byte_product("oneDNN qlinear", "bytes to float32, weights packed"),
+    "FBGEMM qlinear": byte_product("FBGEMM qlinear", "bytes to 8 bits, weights packed"),
+    "MKL s8u8s32": byte_product("MKL s8u8s32", "bytes to 32-bit sums, weights packed"),
+    "NumKong i8": byte_product("NumKong i8", "bytes to 32-bit sums, weights packed"),
+    "lowbit": lowbit_packed,
+}
+base = ("numpy fp32", "lowbit")
