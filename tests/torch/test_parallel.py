@@ -9,13 +9,14 @@ import parallel_workers
 import pytest
 import torch
 from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from lowbit.weights.format import WeightFormat
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_sums_of_gpus_that_read_each_other() -> None:
-    multiprocessing.spawn(parallel_workers.sums, nprocs=2)
+    spawn(parallel_workers.sums, nprocs=2)
 
 
 @pytest.mark.parametrize("world", [2, 3])
