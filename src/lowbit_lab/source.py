@@ -353,7 +353,7 @@ def request_named(name: str) -> Request:
             "spec, grid=...)"
         )
     if name.startswith(PRODUCT):
-        from lowbit_lab.product_kernels import product_kernels
+        from lowbit_lab.explain.kernels import product_kernels
 
         products = {f"{PRODUCT}{isa}": one for isa, one in product_kernels().items()}
         if name not in products:

@@ -241,18 +241,18 @@ def test_an_explanation_of_a_gpu_that_is_not_here() -> None:
 
 
 def test_an_explanation_of_a_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowbit_lab import explain_gpu
+    from lowbit_lab.explain import layer
 
-    monkeypatch.setattr(explain_gpu, "Graphs", Fake)
-    monkeypatch.setattr(explain_gpu, "gpu_of", lambda device: Gpu(90, 132, "Some GPU"))
-    monkeypatch.setattr(explain_gpu.torch, "device", lambda device: "cpu")
-    found = explain_gpu.explain_linear("40x256:256x384", "int8", "cuda")
+    monkeypatch.setattr(layer, "Graphs", Fake)
+    monkeypatch.setattr(layer, "gpu_of", lambda device: Gpu(90, 132, "Some GPU"))
+    monkeypatch.setattr(layer.torch, "device", lambda device: "cpu")
+    found = layer.explain_linear("40x256:256x384", "int8", "cuda")
     assert found.measured is not None
     assert found.ceiling.gops == 2e3
     assert found.reached is None  # faster than the limits that the clock told
     assert found.programs == 6
     with pytest.raises(ValueError, match="give cuda, or a GPU of a table: NVIDIA H200"):
-        explain_gpu.explain_linear("40x256:256x384", "int8", "A100")
+        layer.explain_linear("40x256:256x384", "int8", "A100")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what it does without a GPU")

@@ -33,7 +33,7 @@ from lowbit_lab.bench.suites.matmul.problem import (
     Problem,
     product,
 )
-from lowbit_lab.explain import prepared_of
+from lowbit_lab.explain.product import prepared_of
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from lowbit_lab.anatomy.named import anatomy_of
 from lowbit_lab.anatomy.result import Places, code_pane, lined_ir
 from lowbit_lab.compare.ptx.parse import parse
 from lowbit_lab.compare.toolchain import MissingToolError, library
-from lowbit_lab.product_kernels import product_kernels
+from lowbit_lab.explain.kernels import product_kernels
 
 SIZES = {"m": 33, "n": 40, "k_size": 70}
 

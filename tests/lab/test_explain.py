@@ -14,12 +14,12 @@ from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.product import dispatch, requests
 from lowbit.product.prepared import Prepared
-from lowbit_lab import explain
 from lowbit_lab.bench.core import peak
 from lowbit_lab.bench.peers.own import Lowbit, packed_weight
 from lowbit_lab.bench.suites.matmul.problem import SIGNATURES, Problem
 from lowbit_lab.bench.suites.matmul.problem import product as product_case
-from lowbit_lab.explain import Explanation, explain_gemm, prepared_of, render
+from lowbit_lab.explain import product as explain
+from lowbit_lab.explain.product import Explanation, explain_gemm, prepared_of, render
 
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)

@@ -23,7 +23,7 @@ from lowbit.jit.kernel import kernel
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.spec import exercises, operation
 from lowbit_lab import CpuKernel, View, check, check_file, trace_kernel, view
-from lowbit_lab.product_kernels import product_kernels
+from lowbit_lab.explain.kernels import product_kernels
 from lowbit_lab.run.trace import Access
 from lowbit_lab.views.run import view_file, view_named
 

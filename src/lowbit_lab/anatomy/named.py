@@ -42,10 +42,10 @@ from lowbit_lab.compare.problem import Problem, Variant
 from lowbit_lab.compare.ptx.parse import parse
 from lowbit_lab.compare.run import build
 from lowbit_lab.compare.toolchain import MissingToolError, assemble
-from lowbit_lab.explain import prepared_of
+from lowbit_lab.explain.kernels import product_kernels
+from lowbit_lab.explain.product import prepared_of
 from lowbit_lab.languages.lowbit import LowbitKernel
 from lowbit_lab.languages.numba import NumbaCpu
-from lowbit_lab.product_kernels import product_kernels
 from lowbit_lab.source import PRODUCT, read, request_named
 
 _SHAPE = "256x1024:1024x1024"

@@ -14,7 +14,7 @@ from lowbit.cli.application import HtmlFile, JsonFile, Threads, command, group, 
 
 if TYPE_CHECKING:
     from lowbit.report.page import Figure
-    from lowbit_lab.explain import Explanation
+    from lowbit_lab.explain.product import Explanation
 
 
 class _ByName(TyperGroup):
@@ -65,7 +65,7 @@ def matmul(
 ) -> None:
     """Which kernel serves a product, how it is cut and packed, what was rejected and why, and the
     time predicted from the measured limits of this machine beside the measured one."""
-    from lowbit_lab.explain import explain_gemm, render
+    from lowbit_lab.explain.product import explain_gemm, render
 
     with output(json_file, html_file) as show:
         found = explain_gemm(shape, dtype, threads)
@@ -91,7 +91,7 @@ def linear(
     from lowbit.registry.extras import require
 
     require("lowbit explain linear", "gpu", "torch", "triton")
-    from lowbit_lab.explain_gpu import explain_linear, render
+    from lowbit_lab.explain.layer import explain_linear, render
 
     with output(json_file) as show:
         found = explain_linear(shape, format, device)

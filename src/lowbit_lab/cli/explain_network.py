@@ -40,7 +40,7 @@ def network(
     """Show where the time of a network goes: PyTorch's operators, then every layer as lowbit runs
     it, before and after quantization, with its share of multiply-adds and of time, and against the
     limit of the machine that it runs into."""
-    from lowbit_lab.profile import figures, profile, render
+    from lowbit_lab.explain.network import figures, profile, render
 
     with output(json_file, html_file) as show:
         wanted = None if config == "none" else config

@@ -22,7 +22,7 @@ from lowbit_lab.bench.core.cuda import Graphs
 from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.bench.core.record import Spread
 from lowbit_lab.bench.linear import layers
-from lowbit_lab.explain import Prediction, add_times
+from lowbit_lab.explain.product import Prediction, add_times
 
 _LIMITS = Limits(noise=0.01, seconds=0.5, least_rounds=9)
 
