@@ -256,7 +256,11 @@ class _Accesses:
         """The lanes of each tensor that active lanes point to; for none active, of the first."""
         addresses = np.asarray(ptr.data).astype(np.uint64)
         numbers = addresses // np.uint64(SPAN)
-        for number in np.unique(numbers[active]) if active.any() else numbers.reshape(-1)[:1]:
+        if not active.any() or (numbers == numbers.flat[0]).all():
+            touched = numbers.reshape(-1)[:1]
+        else:
+            touched = np.unique(numbers[active])
+        for number in touched:
             lanes = active & (numbers == number)
             if number < len(self._tensors):
                 offsets = addresses.astype(np.int64) - (int(number) * SPAN + START)
