@@ -58,15 +58,26 @@ class Elements:
         self.owner = np.full(size, NOBODY, np.int64)
         for byte in range(itemsize):
             self.owner[offsets - self.low + byte] = np.arange(offsets.size)
+        self._begun = dict[int, npt.NDArray[np.int64]]()
 
     def locate(self, offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
         """The element in which each access of `size` bytes begins; NOBODY where one of its bytes
         belongs to none."""
+        if size not in self._begun:
+            self._begun[size] = self._beginning(size)
+        # The last entry is NOBODY's: of all offsets outside.
+        found = self._begun[size]
         first = offsets - self.low
-        inside = (first >= 0) & (first + size <= len(self.owner))
-        owners = self.owner[first[inside, None] + np.arange(size)]
-        found = np.full(offsets.shape, NOBODY, np.int64)
-        found[inside] = np.where((owners != NOBODY).all(axis=-1), owners[..., 0], NOBODY)
+        outside = (first < 0) | (first >= len(found))
+        return np.asarray(found[np.where(outside, len(found) - 1, first)])
+
+    def _beginning(self, size: int) -> npt.NDArray[np.int64]:
+        """What `locate` answers for each byte from the lowest on, and, last, for all others."""
+        count = max(0, len(self.owner) - size + 1)
+        found = np.full(count + 1, NOBODY, np.int64)
+        found[:count] = self.owner[:count]
+        for byte in range(1, size):
+            found[:count][self.owner[byte : byte + count] == NOBODY] = NOBODY
         return found
 
 

@@ -25,7 +25,7 @@ from lowbit.kernels.triton import NEWEST, OLDEST
 from lowbit.registry.extras import install
 from lowbit.registry.locks import Lock
 from lowbit.spec.rounding import to_tf32
-from lowbit_lab.run.folds import replacements
+from lowbit_lab.run import block_types, folds
 from lowbit_lab.run.language import Bfloat16, Transformer, counting, logic, truth
 from lowbit_lab.run.memory import Lanes, Memory
 from lowbit_lab.run.outcome import refusals
@@ -82,6 +82,7 @@ _OF_INTERPRETER = (
     "_get_np_dtype",
     "_implicit_cvt",
     "_patch_lang",
+    "interpreter_semantic.broadcast_impl_value",
     "interpreter_builder.options",
     "interpreter_builder.binary_op",
     "interpreter_builder.cast_impl",
@@ -123,7 +124,11 @@ def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]
         try:
             for holder, name, value in _replaced(tl, interpreter, memory, call, count):
                 scope.set_attr(holder, name, value)
-            for holder, name, value in replacements(interpreter, tl.standard):
+            semantic = type(interpreter.interpreter_semantic)
+            for holder, name, value in (
+                *folds.replacements(interpreter, tl.standard),
+                *block_types.replacements(tl, semantic),
+            ):
                 scope.set_attr(holder, name, value)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
                 scope.set_attr(ops, "apply_impl", accesses.folded(ops))
@@ -256,7 +261,11 @@ class _Accesses:
         """The lanes of each tensor that active lanes point to; for none active, of the first."""
         addresses = np.asarray(ptr.data).astype(np.uint64)
         numbers = addresses // np.uint64(SPAN)
-        for number in np.unique(numbers[active]) if active.any() else numbers.reshape(-1)[:1]:
+        if not active.any() or (numbers == numbers.flat[0]).all():
+            touched = numbers.reshape(-1)[:1]
+        else:
+            touched = np.unique(numbers[active])
+        for number in touched:
             lanes = active & (numbers == number)
             if number < len(self._tensors):
                 offsets = addresses.astype(np.int64) - (int(number) * SPAN + START)
