@@ -99,22 +99,20 @@ class Processes(Cpu):
         self.running: dict[str, Remote] = {}
         self.refused: dict[str, str] = {}
 
-    def start(self, names: Iterable[str], work: Any, seconds: float) -> dict[str, Any]:
-        """A process for each implementation, in place of an earlier one, with `work.threads`:
-        READY's answers. Returns when none has more to do; `refused` says why some have ended."""
-        started = list(names)
-        for name in started:
+    def start(self, names: Iterable[str], work: Any) -> None:
+        """A process for each implementation, in place of an earlier one, with `work.threads`."""
+        for name in names:
             self.end(name)
             threads = str(work.threads)
             self.running[name] = Remote(answers, self.suite, name, work, OMP_NUM_THREADS=threads)
-        ready = {}
-        for name in started:
-            try:
-                ready[name] = self.running[name].answer(seconds)
-            except RemoteError as error:
-                self.end(name)
-                self.refused[name] = str(error)
-        return ready
+
+    def ready(self, name: str, seconds: float) -> Any:
+        """READY's answer of a process that has started; None if it ends, `refused` says why."""
+        try:
+            return self.running[name].answer(seconds)
+        except RemoteError as error:
+            self.end(name)
+            self.refused[name] = str(error)
 
     def end(self, name: str) -> None:
         """End a process, if there is one of that name, and forget why it was refused."""

@@ -148,8 +148,9 @@ def start(clock: Processes, name: str, work: Work) -> tuple[Remote, Any]:
     cannot.
 
     They start one after another: the memory that loading takes is not all needed at once."""
-    ready = clock.start([name], work, _LOAD_SECONDS)
-    return clock.process(name), ready[name]
+    clock.start([name], work)
+    answer = clock.ready(name, _LOAD_SECONDS)
+    return clock.process(name), answer
 
 
 def memory(field: str) -> int:

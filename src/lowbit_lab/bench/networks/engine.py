@@ -48,6 +48,21 @@ class Work:
         with np.load(self.file(name)) as held:
             return tuple(held[f"arr_{index}"] for index in range(len(held.files)))
 
+    def serve(self, opened: Opened) -> Mapping[str, Callable[..., Any]]:
+        """What an engine's process answers, see `Implementation.serve`."""
+        inputs = self.arrays(INPUTS)
+        batch = _rows(inputs, np.arange(self.batch) % len(inputs[0]))
+        opened.call(*batch)
+        settle()
+        if self.threads == 1:
+            share_processor()
+        return {
+            READY: lambda: opened.detail,
+            OUTPUTS: lambda: outputs(opened, inputs, self.batch),
+            MEASURE: lambda: dict(opened.measure()),
+            SECONDS: lambda: _seconds(opened, batch),
+        }
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -64,8 +79,10 @@ class Engine(Implementation):
     that may be missing.
 
     config: how it is quantized: "static", "dynamic", or "" for floats. file: of the prepared
-    network, the one that it reads, "" if it reads none.
+    network, the one that it reads, "" if it reads none. models: those that it runs, if not all.
     """
+
+    models: tuple[str, ...] = ()
 
     def __init__(self, name: str, file: str = "", config: str = "") -> None:
         self.name, self.pool = name, name
@@ -76,18 +93,7 @@ class Engine(Implementation):
         raise NotImplementedError
 
     def serve(self, work: Work) -> Mapping[str, Callable[..., Any]]:
-        opened, inputs = self.open(work), work.arrays(INPUTS)
-        batch = _rows(inputs, np.arange(work.batch) % len(inputs[0]))
-        opened.call(*batch)
-        settle()
-        if work.threads == 1:
-            share_processor()
-        return {
-            READY: lambda: opened.detail,
-            OUTPUTS: lambda: outputs(opened, inputs, work.batch),
-            MEASURE: lambda: dict(opened.measure()),
-            SECONDS: lambda: _seconds(opened, batch),
-        }
+        return work.serve(self.open(work))
 
     def prepare(self, problem: Any, threads: int) -> Ready:
         """Ask its process, which the problem starts."""

@@ -68,7 +68,8 @@ class Network(Problem):
             work = Work(self.case.work, self.weights, str(self.folder), batch, threads)
             self.clock.tidy()
             names = [one.name for one in self.several]
-            self.details = self.clock.start(names, work, _OPEN_SECONDS)
+            self.clock.start(names, work)
+            self.details = {name: self.clock.ready(name, _OPEN_SECONDS) for name in names}
             self.threads = threads
         return self.clock.process(name)
 
@@ -180,6 +181,7 @@ class Networks(Suite):
     ) -> list[Implementation]:
         engines = [one for one in chosen if isinstance(one, Engine)]
         taking = [one for one in engines if one.config in ("", *problem.configs)]
+        taking = [one for one in taking if problem.case.work in (one.models or [problem.case.work])]
         problem.several = [one for one in taking if one.file not in problem.facts.missing]
         return list(taking)
 
