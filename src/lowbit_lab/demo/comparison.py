@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import platform
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
-from lowbit import __version__, graph, isa
-from lowbit.models.networks import BATCH, Batch, load_encoder
+from lowbit import __version__, isa
+from lowbit.models.model import Array
+from lowbit.models.networks import BATCH
 from lowbit.product.dispatch import active_kernel
 from lowbit.registry.locks import cached_property
-from lowbit.torch import (
-    CompiledModule,
-    Int4DynamicConfig,
-    Int4WeightOnlyConfig,
-    Int8DynamicConfig,
-    QuantizeConfig,
-    compile,
-    quantize_,
-    save,
-)
-from lowbit_lab.bench.core.case import Call, find
+from lowbit_lab.bench.core.case import READY, Call, find
 from lowbit_lab.bench.core.clock import Limits, RemoteCall, interleave
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.progress import Progress, progress
 from lowbit_lab.bench.networks.engine import MEASURE, OUTPUTS, SECONDS
+from lowbit_lab.bench.peers.encoders import GROUP
 from lowbit_lab.demo.answer import Answer, answer
 from lowbit_lab.demo.measure import Latency, latency, quality
 from lowbit_lab.demo.result import DemoResult, DemoRow
@@ -49,14 +37,14 @@ _PREPARE_SECONDS, _ANSWER_SECONDS = 240.0, 60.0  # that an engine may take
 _TRIALS = {1: 5, BATCH: 2}  # runs by which the fastest of a family is chosen
 
 FP32 = "fp32"
-GROUP = 32  # the model's rows are short, 384 and 1536; the default of 128 costs it accuracy
-CONFIGS: dict[str, QuantizeConfig] = {
-    # Linear layers only, as the others quantize.
-    "lowbit int8": Int8DynamicConfig(embeddings=None),
-    "lowbit W4A8": Int4DynamicConfig(GROUP, embeddings=None),
-    "lowbit W4A32": Int4WeightOnlyConfig(GROUP, embeddings=None),
+# Rows that are computed here: engines of the suite `networks`.
+OWN = {
+    FP32: "torch fp32",
+    **{
+        f"lowbit {name}": f"lowbit torch {name}"
+        for name in ("int8", "int8 layers", "W4A8", "W4A32")
+    },
 }
-LAYERS_OF = "lowbit int8"  # shown besides with its layers called by PyTorch
 # Others' int8: engines of the suite `networks`. Of those of one name the fastest is shown.
 TORCH = "PyTorch int8"
 ENGINES: dict[str, dict[str, str]] = {
@@ -76,7 +64,7 @@ class _Runner:
     detail: str
     bytes_on_disk: int
     call: Callable[[int, int], Call]
-    vectors: Tensor
+    vectors: Array
 
 
 def compare(
@@ -87,14 +75,13 @@ def compare(
         on_progress = stack.enter_context(progress())
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(threads or torch.get_num_threads())
-        stack.enter_context(torch.inference_mode())
         one = Comparison(sentences, on_progress)
         stack.callback(one.processes.tidy)
         one.start(peers)
         runners = one.own() | one.fastest()
         one.notes.append(
             "lowbit: quantize_, then compile, so that a call is one for the whole network; "
-            f"{LAYERS_OF} layers: quantize_ alone"
+            "lowbit int8 layers: quantize_ alone"
         )
         one.notes.append(f"W4: 4-bit weights, a scale and a zero point for {GROUP} of a row")
         timed, answered = one.time(runners, repeats, seed), one.answer()
@@ -114,15 +101,6 @@ class Comparison:
     def work(self) -> Sentences:
         return Sentences("minilm", None, "", BATCH, torch.get_num_threads(), self.sentences)
 
-    @cached_property
-    def batches(self) -> dict[int, list[Batch]]:
-        """By how many sentences each holds."""
-        self.on_progress("Loading the encoder", 0)
-        return {
-            size: [(torch.from_numpy(tokens), torch.from_numpy(mask)) for tokens, mask in batches]
-            for size, batches in self.work.batches.items()
-        }
-
     def start(self, peers: bool) -> None:
         """A process for each engine that can run here."""
         for family, engines in ENGINES.items():
@@ -137,28 +115,17 @@ class Comparison:
 
     def own(self) -> dict[str, _Runner]:
         """The encoder in float, and quantized by lowbit."""
-        batches, encoder = self.batches, load_encoder()
-        models: dict[str, nn.Module] = {FP32: encoder}
-        for name, config in CONFIGS.items():
-            self.on_progress(f"Quantizing and compiling the encoder: {name}", 0)
-            model = quantize_(copy.deepcopy(encoder), config)
-            models[name] = compile(model, batches[BATCH][0], dynamic_shapes=True)
-            if name == LAYERS_OF:
-                models[f"{name} layers"] = model
-        found: dict[str, _Runner] = {}
-        for name, model in models.items():
-            parts = []
-            for index, batch in enumerate(batches[BATCH]):
-                self.on_progress(f"Embedding all sentences: {name}", index / len(batches[BATCH]))
-                parts.append(model(*batch))
-            other = "PyTorch" if name == FP32 else "without compile"
-            detail = type(CONFIGS[name]).__name__ if name in CONFIGS else other
-            vectors = torch.cat(parts)
-            found[name] = _Runner(detail, _size_on_disk(model), self._caller(model), vectors)
-        return found
-
-    def _caller(self, model: nn.Module) -> Callable[[int, int], Call]:
-        return lambda size, index: lambda: model(*self.batches[size][index])
+        rows: dict[str, _Runner] = {}
+        for name, engine in OWN.items():
+            self.on_progress(f"Preparing the encoder, embedding all sentences: {name}", 0)
+            answers = find("networks", engine).serve(self.work)
+            rows[name] = _Runner(
+                answers[READY]() or "PyTorch",
+                answers[MEASURE]()["file_bytes"],
+                _calls(answers[SECONDS]),
+                answers[OUTPUTS](),
+            )
+        return rows
 
     def fastest(self) -> dict[str, _Runner]:
         """Of each family the fastest engine of those that embed all sentences."""
@@ -189,7 +156,7 @@ class Comparison:
         """An engine's. RuntimeError: it does not embed the sentences."""
         said = self.processes.ready(name, _PREPARE_SECONDS)
         process = self.processes.process(name)
-        vectors = torch.from_numpy(process.ask((OUTPUTS,), _ANSWER_SECONDS))
+        vectors = process.ask((OUTPUTS,), _ANSWER_SECONDS)
         size = process.ask((MEASURE,), _ANSWER_SECONDS)["file_bytes"]
 
         def call(size: int, index: int) -> Call:
@@ -201,8 +168,8 @@ class Comparison:
         """What is compared: the product over the sizes, so that each weighs alike."""
         medians = []
         for size, count in _TRIALS.items():
-            batches = self.batches[size]
-            middle = sorted(range(len(batches)), key=lambda i: batches[i][0].numel())
+            batches = self.work.batches[size]
+            middle = sorted(range(len(batches)), key=lambda i: batches[i][0].size)
             call = runner.call(size, middle[len(middle) // 2])
             assert isinstance(call, RemoteCall)
             medians.append(statistics.median(call.seconds() for _ in range(count)))
@@ -212,7 +179,7 @@ class Comparison:
         self, runners: Mapping[str, _Runner], repeats: int, seed: int
     ) -> dict[int, dict[str, Latency]]:
         """Median and 95th percentile, by the number of sentences; everyone takes turns."""
-        batches = self.batches
+        batches = self.work.batches
         singles = range(0, len(batches[1]), max(1, len(batches[1]) // _TIMED_SENTENCES))
         whole = [i for i, (tokens, _) in enumerate(batches[BATCH]) if len(tokens) == BATCH] or [0]
         found: dict[int, dict[str, Latency]] = {}
@@ -246,7 +213,7 @@ class Comparison:
         self, runners: Mapping[str, _Runner], timed: Mapping[int, Mapping[str, Latency]], seed: int
     ) -> DemoResult:
         """All of it, with where it ran."""
-        exact = runners[FP32].vectors
+        exact = torch.from_numpy(runners[FP32].vectors)
         rows = tuple(
             DemoRow(
                 name=name,
@@ -254,7 +221,7 @@ class Comparison:
                 bytes_on_disk=one.bytes_on_disk,
                 one=timed[1][name],
                 batch=timed[BATCH][name],
-                quality=quality(one.vectors, exact),
+                quality=quality(torch.from_numpy(one.vectors), exact),
             )
             for name, one in runners.items()
         )
@@ -284,11 +251,5 @@ def _shown(family: str, variant: str) -> str:
     return f"{family} {variant}".strip()
 
 
-def _size_on_disk(model: nn.Module) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model")
-        if isinstance(model, CompiledModule):
-            graph.save(model.graph, path)
-        else:
-            save(model, path)
-        return path.stat().st_size
+def _calls(function: Callable[[int, int], object]) -> Callable[[int, int], Call]:
+    return lambda size, index: partial(function, size, index)

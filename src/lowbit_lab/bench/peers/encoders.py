@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lowbit import graph
 from lowbit.models.model import Array, models
-from lowbit_lab.bench.core.case import implementation
+from lowbit_lab.bench.core.case import OURS, implementation
 from lowbit_lab.bench.networks.engine import INPUTS, Engine, Opened, Work
 
 
@@ -38,9 +39,53 @@ class _Encoder(Engine):
         raise NotImplementedError
 
 
+def _on_arrays(model: Any) -> Callable[..., Array]:
+    import torch
+
+    def call(*arrays: Array) -> Array:
+        with torch.inference_mode():
+            return model(*map(torch.from_numpy, arrays)).numpy()
+
+    return call
+
+
 def _opened(call: Any, detail: str, *files: Path) -> Opened:
     size = sum(one.stat().st_size for one in files)
     return Opened(call, detail, lambda: {"file_bytes": size})
+
+
+GROUP = 32  # the model's rows are short, 384 and 1536; the default of 128 costs it accuracy
+_CONFIGS: dict[str, tuple[str, dict[str, int]]] = {
+    "int8": ("Int8DynamicConfig", {}),
+    "int8 layers": ("Int8DynamicConfig", {}),
+    "W4A8": ("Int4DynamicConfig", {"group_size": GROUP}),
+    "W4A32": ("Int4WeightOnlyConfig", {"group_size": GROUP}),
+}
+
+
+@implementation("networks", *_CONFIGS)
+class LowbitEncoder(_Encoder):
+    """`quantize_` of linear layers alone, as the others quantize; then `compile`, so that a call is
+    one for the whole network, unless its layers are to be called by PyTorch."""
+
+    kind = OURS
+
+    def __init__(self, scheme: str) -> None:
+        self.name, self.scheme = f"lowbit torch {scheme}", scheme
+        super().__init__()
+
+    def quantize(self, encoder: Any, example: Any, threads: int, folder: Path) -> Opened:
+        import lowbit.torch as ours
+
+        name, options = _CONFIGS[self.scheme]
+        model = ours.quantize_(encoder, getattr(ours, name)(**options, embeddings=None))
+        path = folder / "model"
+        if self.scheme.endswith("layers"):
+            ours.save(model, path)
+            return _opened(_on_arrays(model), "without compile", path)
+        compiled = ours.compile(model, example, dynamic_shapes=True)
+        graph.save(compiled.graph, path)
+        return _opened(_on_arrays(compiled), name, path)
 
 
 @implementation("networks")
@@ -144,11 +189,7 @@ class TorchaoEncoder(_Encoder):
             torch.compiler.reset()
             model, detail = encoder, "dynamic, eager"
 
-        def call(*arrays: Array) -> Array:
-            with torch.inference_mode():
-                return model(*map(torch.from_numpy, arrays)).numpy()
-
-        return _opened(call, detail, path)
+        return _opened(_on_arrays(model), detail, path)
 
 
 @contextmanager

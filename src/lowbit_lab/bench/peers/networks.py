@@ -173,13 +173,15 @@ class PyTorch(Engine):
             with torch.inference_mode():
                 return network(*map(torch.from_numpy, arrays)).float().numpy()
 
-        return Opened(call, measure=lambda: _file_bytes(network) if self.config else {})
+        return Opened(call, measure=lambda: _file_bytes(network))
 
 
 def _file_bytes(network: Any) -> Mapping[str, int]:
-    """Of the file that a module's state is saved as."""
+    """Of the file that a module's state is saved as; nothing of what is no module."""
     import torch
 
+    if not isinstance(network, torch.nn.Module):
+        return {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model")
         torch.save(network.state_dict(), path)  # packed weights know no other format

@@ -17,7 +17,7 @@ from lowbit.models.quantize import CONFIGS, check_config
 from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
 from lowbit_lab.bench.core import table
-from lowbit_lab.bench.core.case import Case, Implementation, Problem, implementations_of
+from lowbit_lab.bench.core.case import OURS, Case, Implementation, Problem, implementations_of
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.record import Record, Row
@@ -187,8 +187,8 @@ class Networks(Suite):
 
     def references(self, several: Sequence[Implementation]) -> list[str]:
         """lowbit's quantized network, and the float one of PyTorch."""
-        ours = [one.name for one in several if isinstance(one, Engine) and one.config]
-        ours = [name for name in ours if name.startswith("lowbit")]
+        ours = [one for one in several if isinstance(one, Engine) and one.config and not one.models]
+        ours = [one.name for one in ours if one.kind == OURS]
         floats = [one.name for one in several if one.name == _FLOAT]
         return [*ours[:1], *floats]
 
