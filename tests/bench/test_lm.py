@@ -19,9 +19,10 @@ from remote_here import RemoteHere  # noqa: E402
 
 from lowbit.lm import LanguageModel  # noqa: E402
 from lowbit_lab.bench import Plan, Record, run  # noqa: E402
+from lowbit_lab.bench.core import cpu  # noqa: E402
 from lowbit_lab.bench.core.case import Implementation, find  # noqa: E402
 from lowbit_lab.bench.core.clock import Limits, RemoteCall, interleave  # noqa: E402
-from lowbit_lab.bench.lm import shapes, worker  # noqa: E402
+from lowbit_lab.bench.lm import contender, shapes  # noqa: E402
 from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, memory  # noqa: E402
 from lowbit_lab.bench.suites import lm  # noqa: E402
 
@@ -166,9 +167,9 @@ class Near(RemoteHere):
 
 
 def test_a_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lm, "Remote", Near)
-    monkeypatch.setattr(worker, "share_processor", lambda: None)
-    monkeypatch.setattr(worker, "memory", lambda name: 1_000_000 if name == "VmHWM" else 0)
+    monkeypatch.setattr(cpu, "Remote", Near)
+    monkeypatch.setattr(contender, "share_processor", lambda: None)
+    monkeypatch.setattr(contender, "memory", lambda name: 1_000_000 if name == "VmHWM" else 0)
     monkeypatch.setattr(lm, "_PERPLEXITY_TOKENS", 20)
     suite = lm.LanguageModels(str(path), prompt=6, text=3, batch="1,2")
     record = run(suite, Plan(limits=QUICK))

@@ -21,10 +21,11 @@ from lowbit.graph import Session, load  # noqa: E402
 from lowbit.models.model import Model, models  # noqa: E402
 from lowbit.models.work import linear_share, multiply_adds  # noqa: E402
 from lowbit_lab.bench import Plan, Record, run  # noqa: E402
+from lowbit_lab.bench.core import cpu  # noqa: E402
 from lowbit_lab.bench.core.case import find  # noqa: E402
 from lowbit_lab.bench.core.clock import Limits  # noqa: E402
 from lowbit_lab.bench.core.stamps import outside_kernels  # noqa: E402
-from lowbit_lab.bench.networks import serve  # noqa: E402
+from lowbit_lab.bench.networks import engine  # noqa: E402
 from lowbit_lab.bench.networks.engine import FLOAT, MEASURE, REFERENCE, STATIC, Engine, Work  # noqa: E402
 from lowbit_lab.bench.networks.prepare import Facts, Task, prepare  # noqa: E402
 from lowbit_lab.bench.suites import networks  # noqa: E402
@@ -95,7 +96,7 @@ def test_engines_run_what_was_prepared(prepared: tuple[Path, Facts]) -> None:
     work = Work("tiny", None, str(folder), 2, 1)
     errors = {}
     for name in ("lowbit int8", "lowbit fp32", "torch fp32"):
-        made = serve.outputs(_engine(name).open(work), work.arrays("inputs.npz"), 2)
+        made = engine.outputs(_engine(name).open(work), work.arrays("inputs.npz"), 2)
         errors[name] = np.abs(made - ideal).max() / np.abs(ideal).max()
     assert errors["torch fp32"] < 1e-6
     assert errors["lowbit fp32"] < 1e-5
@@ -117,7 +118,7 @@ class Near(RemoteHere):
         return f"{self.name} in its process"
 
     def ask(self, question: Any, seconds: float) -> Any:
-        return {} if question == MEASURE else super().ask(question, seconds)
+        return {} if question == (MEASURE,) else super().ask(question, seconds)
 
 
 def _prepared_here(function: Any, task: Task, seconds: float) -> Facts:
@@ -131,9 +132,9 @@ def _suite(**options: Any) -> networks.Networks:
 
 
 def test_a_run_has_everybody_and_says_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "Remote", Near)
+    monkeypatch.setattr(cpu, "Remote", Near)
     monkeypatch.setattr(networks, "run_remote", _prepared_here)
-    monkeypatch.setattr(serve, "share_processor", lambda: None)
+    monkeypatch.setattr(engine, "share_processor", lambda: None)
     monkeypatch.setattr(Engine, "available", lambda self, case: None)
     kept: list[Record] = []
     suite = _suite(batch="1,2")
@@ -157,9 +158,9 @@ def test_a_run_has_everybody_and_says_who_is_missing(monkeypatch: pytest.MonkeyP
 
 
 def test_peers_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "Remote", Near)
+    monkeypatch.setattr(cpu, "Remote", Near)
     monkeypatch.setattr(networks, "run_remote", _prepared_here)
-    monkeypatch.setattr(serve, "share_processor", lambda: None)
+    monkeypatch.setattr(engine, "share_processor", lambda: None)
     plan = Plan(peers=False, limits=Limits(seconds=0.05, least_rounds=3, whole=True))
     record = run(_suite(engines="lowbit int8,torch,openvino"), plan)
     assert {row.implementation for row in record.rows} == {"lowbit int8", "torch fp32"}

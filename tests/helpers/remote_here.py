@@ -13,8 +13,8 @@ class RemoteHere:
 
     KNOWN: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, function: Any, name: str, work: Any, **environment: str) -> None:
-        self.name, self.answers = name, function(name, work)
+    def __init__(self, function: Any, suite: str, name: str, work: Any, **environment: str) -> None:
+        self.name, self.answers = name, function(suite, name, work)
 
     def answer(self, seconds: float) -> Any:
         if self.name not in self.KNOWN:

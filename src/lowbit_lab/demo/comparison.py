@@ -2,62 +2,58 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import platform
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
-from lowbit import __version__, graph, isa
-from lowbit.models.data import manual_sentences
-from lowbit.models.networks import BATCH, Batch, load_encoder, tokenize
+from lowbit import __version__, isa
+from lowbit.models.model import Array
+from lowbit.models.networks import BATCH
 from lowbit.product.dispatch import active_kernel
 from lowbit.registry.locks import cached_property
-from lowbit.torch import (
-    CompiledModule,
-    Int4DynamicConfig,
-    Int4WeightOnlyConfig,
-    Int8DynamicConfig,
-    QuantizeConfig,
-    compile,
-    quantize_,
-    save,
-)
-from lowbit_lab.bench.core.case import Call
+from lowbit_lab.bench.core.case import READY, Call, find
 from lowbit_lab.bench.core.clock import Limits, RemoteCall, interleave
+from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.progress import Progress, progress
-from lowbit_lab.bench.core.remote import Remote, RemoteError
-from lowbit_lab.demo import worker
+from lowbit_lab.bench.networks.engine import MEASURE, OUTPUTS, SECONDS
+from lowbit_lab.bench.peers.encoders import GROUP
 from lowbit_lab.demo.answer import Answer, answer
 from lowbit_lab.demo.measure import Latency, latency, quality
-from lowbit_lab.demo.result import DemoResult, Implementation
-from lowbit_lab.demo.rivals import rivals
+from lowbit_lab.demo.result import DemoResult, DemoRow
+from lowbit_lab.demo.sentences import Sentences
 
 _TIMED_SENTENCES = 16  # different ones that the runs at one sentence go through
 # Timing stops early after these seconds, if there are enough runs.
 _SECONDS = 15.0
 _FEWEST_RUNS = {1: 20, BATCH: 6}
-_PREPARE_SECONDS, _ANSWER_SECONDS = 240.0, 60.0  # that a rival may take
+_PREPARE_SECONDS, _ANSWER_SECONDS = 240.0, 60.0  # that an engine may take
 _TRIALS = {1: 5, BATCH: 2}  # runs by which the fastest of a family is chosen
 
 FP32 = "fp32"
-GROUP = 32  # the model's rows are short, 384 and 1536; the default of 128 costs it accuracy
-CONFIGS: dict[str, QuantizeConfig] = {
-    # Linear layers only, as the others quantize.
-    "lowbit int8": Int8DynamicConfig(embeddings=None),
-    "lowbit W4A8": Int4DynamicConfig(GROUP, embeddings=None),
-    "lowbit W4A32": Int4WeightOnlyConfig(GROUP, embeddings=None),
+# Rows that are computed here: engines of the suite `networks`.
+OWN = {
+    FP32: "torch fp32",
+    **{
+        f"lowbit {name}": f"lowbit torch {name}"
+        for name in ("int8", "int8 layers", "W4A8", "W4A32")
+    },
 }
-LAYERS_OF = "lowbit int8"  # shown besides with its layers called by PyTorch
+# Others' int8: engines of the suite `networks`. Of those of one name the fastest is shown.
+TORCH = "PyTorch int8"
+ENGINES: dict[str, dict[str, str]] = {
+    "ONNX Runtime int8": {"": "ONNX Runtime any length"},
+    "OpenVINO int8": {"": "OpenVINO int8 weights"},
+    # qnnpack is made for phones; elsewhere it is no rival.
+    TORCH: {name: f"torch dynamic {name}" for name in ("x86", "fbgemm", "onednn")},
+    "torchao int8": {"": "torchao int8"},
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class _Runner:
     detail: str
     bytes_on_disk: int
     call: Callable[[int, int], Call]
-    vectors: Tensor
+    vectors: Array
 
 
 def compare(
@@ -79,13 +75,13 @@ def compare(
         on_progress = stack.enter_context(progress())
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(threads or torch.get_num_threads())
-        stack.enter_context(torch.inference_mode())
         one = Comparison(sentences, on_progress)
-        processes = one.start(peers, stack)
-        runners = one.own() | one.fastest(one.rivals(processes))
+        stack.callback(one.processes.tidy)
+        one.start(peers)
+        runners = one.own() | one.fastest()
         one.notes.append(
             "lowbit: quantize_, then compile, so that a call is one for the whole network; "
-            f"{LAYERS_OF} layers: quantize_ alone"
+            "lowbit int8 layers: quantize_ alone"
         )
         one.notes.append(f"W4: 4-bit weights, a scale and a zero point for {GROUP} of a row")
         timed, answered = one.time(runners, repeats, seed), one.answer()
@@ -99,90 +95,81 @@ class Comparison:
         self.sentences = sentences
         self.on_progress = on_progress
         self.notes: list[str] = []
+        self.processes = Processes("networks")
 
     @cached_property
-    def batches(self) -> dict[int, list[Batch]]:
-        """By how many sentences each holds."""
-        self.on_progress("Loading the encoder", 0)
-        texts = manual_sentences(self.sentences)
-        return {size: tokenize(texts, size) for size in (1, BATCH)}
+    def work(self) -> Sentences:
+        return Sentences("minilm", None, "", BATCH, torch.get_num_threads(), self.sentences)
 
-    def start(self, peers: bool, stack: ExitStack) -> dict[str, Remote]:
-        """A process for each rival that can run here."""
-        processes: dict[str, Remote] = {}
-        threads = torch.get_num_threads()
-        for name in rivals.names():
-            one = rivals.get(name)
-            if one.peer and not peers:
-                continue
-            if reason := one.unavailable():
-                self._left_out(name, reason)
-                continue
-            arguments = name, self.sentences, threads
-            processes[name] = Remote(worker.serve, *arguments, OMP_NUM_THREADS=str(threads))
-            stack.callback(processes[name].close)
-        return processes
+    def start(self, peers: bool) -> None:
+        """A process for each engine that can run here."""
+        for family, engines in ENGINES.items():
+            for variant, name in engines.items() if peers or family == TORCH else ():
+                if reason := find("networks", name).available(None):
+                    self._left_out(family, variant, reason)
+                else:
+                    self.processes.start([name], self.work)
 
-    def _left_out(self, name: str, reason: object) -> None:
-        self.notes.append(f"{name} is not in the table: {reason}")
+    def _left_out(self, family: str, variant: str, reason: object) -> None:
+        self.notes.append(f"{_shown(family, variant)} is not in the table: {reason}")
 
     def own(self) -> dict[str, _Runner]:
         """The encoder in float, and quantized by lowbit."""
-        batches, encoder = self.batches, load_encoder()
-        models: dict[str, nn.Module] = {FP32: encoder}
-        for name, config in CONFIGS.items():
-            self.on_progress(f"Quantizing and compiling the encoder: {name}", 0)
-            model = quantize_(copy.deepcopy(encoder), config)
-            models[name] = compile(model, batches[BATCH][0], dynamic_shapes=True)
-            if name == LAYERS_OF:
-                models[f"{name} layers"] = model
-        found: dict[str, _Runner] = {}
-        for name, model in models.items():
-            parts = []
-            for index, batch in enumerate(batches[BATCH]):
-                self.on_progress(f"Embedding all sentences: {name}", index / len(batches[BATCH]))
-                parts.append(model(*batch))
-            other = "PyTorch" if name == FP32 else "without compile"
-            detail = type(CONFIGS[name]).__name__ if name in CONFIGS else other
-            vectors = torch.cat(parts)
-            found[name] = _Runner(detail, _size_on_disk(model), self._caller(model), vectors)
-        return found
+        rows: dict[str, _Runner] = {}
+        for name, engine in OWN.items():
+            self.on_progress(f"Preparing the encoder, embedding all sentences: {name}", 0)
+            answers = find("networks", engine).serve(self.work)
+            rows[name] = _Runner(
+                answers[READY]() or "PyTorch",
+                answers[MEASURE]()["file_bytes"],
+                _calls(answers[SECONDS]),
+                answers[OUTPUTS](),
+            )
+        return rows
 
-    def _caller(self, model: nn.Module) -> Callable[[int, int], Call]:
-        return lambda size, index: lambda: model(*self.batches[size][index])
-
-    def rivals(self, processes: Mapping[str, Remote]) -> dict[str, _Runner]:
-        """Those that work, having embedded all sentences."""
-        found: dict[str, _Runner] = {}
-        for number, (name, process) in enumerate(processes.items()):
-            text = "Preparing others' int8, each in its own process"
-            self.on_progress(text, number / len(processes))
-            try:
-                found[name] = _rival(process)
-            except RemoteError as error:
-                self._left_out(name, error)
-        return found
-
-    def fastest(self, runners: Mapping[str, _Runner]) -> dict[str, _Runner]:
-        """Of each family the fastest, under the family's name."""
-        families: dict[str, list[str]] = {}
-        for name in runners:
-            families.setdefault(rivals.get(name).family, []).append(name)
+    def fastest(self) -> dict[str, _Runner]:
+        """Of each family the fastest engine of those that embed all sentences."""
         chosen: dict[str, _Runner] = {}
-        for family, names in families.items():
-            best = min(names, key=lambda name: self._figure(runners[name]))
-            chosen[family] = runners[best]
-            if len(names) > 1:
-                several = ", ".join(names)
+        running, done = list(self.processes.running), 0
+        for family, engines in ENGINES.items():
+            found: dict[str, _Runner] = {}
+            for variant, name in engines.items():
+                if name not in running:
+                    continue
+                text = "Preparing others' int8, each in its own process"
+                self.on_progress(text, done / len(running))
+                done += 1
+                try:
+                    found[_shown(family, variant)] = self._runner(name, f"dynamic, {variant}")
+                except RuntimeError as error:
+                    self._left_out(family, variant, error)
+            if not found:
+                continue
+            best = min(found, key=lambda name: self._figure(found[name]))
+            chosen[family] = found[best]
+            if len(found) > 1:
+                several = ", ".join(found)
                 self.notes.append(f"{best}: the fastest here of {several}; weights per channel")
         return chosen
+
+    def _runner(self, name: str, detail: str) -> _Runner:
+        """An engine's. RuntimeError: it does not embed the sentences."""
+        said = self.processes.ready(name, _PREPARE_SECONDS)
+        process = self.processes.process(name)
+        vectors = process.ask((OUTPUTS,), _ANSWER_SECONDS)
+        size = process.ask((MEASURE,), _ANSWER_SECONDS)["file_bytes"]
+
+        def call(size: int, index: int) -> Call:
+            return RemoteCall(lambda: process.ask((SECONDS, size, index), _ANSWER_SECONDS))
+
+        return _Runner(said or detail, size, call, vectors)
 
     def _figure(self, runner: _Runner) -> float:
         """What is compared: the product over the sizes, so that each weighs alike."""
         medians = []
         for size, count in _TRIALS.items():
-            batches = self.batches[size]
-            middle = sorted(range(len(batches)), key=lambda i: batches[i][0].numel())
+            batches = self.work.batches[size]
+            middle = sorted(range(len(batches)), key=lambda i: batches[i][0].size)
             call = runner.call(size, middle[len(middle) // 2])
             assert isinstance(call, RemoteCall)
             medians.append(statistics.median(call.seconds() for _ in range(count)))
@@ -192,7 +179,7 @@ class Comparison:
         self, runners: Mapping[str, _Runner], repeats: int, seed: int
     ) -> dict[int, dict[str, Latency]]:
         """Median and 95th percentile, by the number of sentences; everyone takes turns."""
-        batches = self.batches
+        batches = self.work.batches
         singles = range(0, len(batches[1]), max(1, len(batches[1]) // _TIMED_SENTENCES))
         whole = [i for i, (tokens, _) in enumerate(batches[BATCH]) if len(tokens) == BATCH] or [0]
         found: dict[int, dict[str, Latency]] = {}
@@ -226,21 +213,23 @@ class Comparison:
         self, runners: Mapping[str, _Runner], timed: Mapping[int, Mapping[str, Latency]], seed: int
     ) -> DemoResult:
         """All of it, with where it ran."""
-        exact = runners[FP32].vectors
+        exact = torch.from_numpy(runners[FP32].vectors)
         rows = tuple(
-            Implementation(
+            DemoRow(
                 name=name,
                 detail=one.detail,
                 bytes_on_disk=one.bytes_on_disk,
                 one=timed[1][name],
                 batch=timed[BATCH][name],
-                quality=quality(one.vectors, exact),
+                quality=quality(torch.from_numpy(one.vectors), exact),
             )
             for name, one in runners.items()
         )
         kernel, instruction_set = active_kernel()
         packages = ["torch", "transformers", "numpy", "llvmlite"]
-        packages += [name for one in rivals if one.family in runners for name in one.packages]
+        for family, engines in ENGINES.items():
+            package = find("networks", next(iter(engines.values()))).package
+            packages += [package[1]] if package and family in runners else []
         return DemoResult(
             model="all-MiniLM-L6-v2",
             sentences=self.sentences,
@@ -258,21 +247,9 @@ class Comparison:
         )
 
 
-def _rival(process: Remote) -> _Runner:
-    bytes_on_disk, detail = process.answer(_PREPARE_SECONDS)
-    vectors = torch.from_numpy(process.ask(worker.VECTORS, _ANSWER_SECONDS))
-
-    def call(size: int, index: int) -> Call:
-        return RemoteCall(lambda: process.ask((size, index), _ANSWER_SECONDS))
-
-    return _Runner(detail, bytes_on_disk, call, vectors)
+def _shown(family: str, variant: str) -> str:
+    return f"{family} {variant}".strip()
 
 
-def _size_on_disk(model: nn.Module) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model")
-        if isinstance(model, CompiledModule):
-            graph.save(model.graph, path)
-        else:
-            save(model, path)
-        return path.stat().st_size
+def _calls(function: Callable[[int, int], object]) -> Callable[[int, int], Call]:
+    return lambda size, index: partial(function, size, index)

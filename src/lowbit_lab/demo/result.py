@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Implementation:
+class DemoRow:
     """One row of the table; every figure was measured in the run that made it."""
 
     name: str
@@ -44,7 +44,7 @@ class DemoResult:
     threads: int
     versions: dict[str, str]
     seed: int
-    implementations: tuple[Implementation, ...]
+    implementations: tuple[DemoRow, ...]
     notes: tuple[str, ...] = field(default=())
     answer: Answer | None = None
 

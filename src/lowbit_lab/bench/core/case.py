@@ -23,6 +23,9 @@ OURS, PEER, LIMIT, OTHER = "ours", "peer", "limit", "other"
 """Kinds of implementations: lowbit's own, which others are compared with; other libraries; a limit
 of the machine, which computes nothing; and what is none of these."""
 
+READY = "ready"
+"""What a process of an implementation answers before it is asked for anything."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -181,6 +184,11 @@ class Implementation:
     def note(self, case: Any) -> str:
         """What it does otherwise than the case asks, "" if nothing."""
         return self.remark
+
+    def serve(self, work: Any) -> Mapping[str, Callable[..., Any]]:
+        """In a process of its own, see `clock.Processes`: by question, what answers it. READY's
+        answer is the first, without a question."""
+        raise NotImplementedError
 
     def prepare(self, problem: Any, threads: int) -> Ready:
         """Pack the weights, each time into memory of their own; what this does is not timed.

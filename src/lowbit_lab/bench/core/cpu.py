@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ from lowbit.jit.threads import runtime
 from lowbit.product.dispatch import PRODUCTS, active_kernel
 from lowbit.registry.extras import installed
 from lowbit_lab.bench.core import peak
-from lowbit_lab.bench.core.case import LIMIT, Implementation, Ready
+from lowbit_lab.bench.core.case import LIMIT, READY, Implementation, Ready, find
+from lowbit_lab.bench.core.clock import settle
 from lowbit_lab.bench.core.context import Clock
-from lowbit_lab.bench.core.remote import Remote
+from lowbit_lab.bench.core.remote import Remote, RemoteError
 
 if TYPE_CHECKING:
     from lowbit_lab.bench.core.suite import Plan
@@ -74,15 +76,55 @@ class Cpu(Clock):
         }
 
 
+def answers(suite: str, name: str, work: Any) -> Generator[Any, Any, None]:
+    """In a process: what an implementation answers, READY's answer first."""
+    logging.disable(logging.WARNING)  # such as of what is not installed and not needed
+    functions = find(suite, name).serve(work)
+    question, *arguments = [READY]
+    while True:
+        answer = functions[question](*arguments)
+        settle()  # its threads should not take part in the turns of others
+        question, *arguments = yield answer
+
+
 class Processes(Cpu):
-    """Calls are timed in processes of their own, by name, which a class below it starts."""
+    """Calls are timed in processes of their own, one for each implementation of a suite."""
 
     refusals = (ValueError, RuntimeError, NotImplementedError, OSError)
     own_refusals = refusals
     isolates = False  # each call has a process already
 
-    def __init__(self) -> None:
+    def __init__(self, suite: str) -> None:
+        self.suite = suite
         self.running: dict[str, Remote] = {}
+        self.refused: dict[str, str] = {}
+
+    def start(self, names: Iterable[str], work: Any) -> None:
+        """A process for each implementation, in place of an earlier one, with `work.threads`."""
+        for name in names:
+            self.end(name)
+            threads = str(work.threads)
+            self.running[name] = Remote(answers, self.suite, name, work, OMP_NUM_THREADS=threads)
+
+    def ready(self, name: str, seconds: float) -> Any:
+        """READY's answer of a process that has started; None if it ends, `refused` says why."""
+        try:
+            return self.running[name].answer(seconds)
+        except RemoteError as error:
+            self.end(name)
+            self.refused[name] = str(error)
+
+    def end(self, name: str) -> None:
+        """End a process, if there is one of that name, and forget why it was refused."""
+        self.refused.pop(name, None)
+        if (process := self.running.pop(name, None)) is not None:
+            process.close()
+
+    def process(self, name: str) -> Remote:
+        """RuntimeError: it has been refused."""
+        if name in self.refused:
+            raise RuntimeError(self.refused[name])
+        return self.running[name]
 
     @contextmanager
     def using(self, threads: int) -> Iterator[None]:
@@ -90,6 +132,5 @@ class Processes(Cpu):
         yield
 
     def tidy(self) -> None:
-        for process in self.running.values():
-            process.close()
-        self.running.clear()
+        for name in [*self.running, *self.refused]:
+            self.end(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,12 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.lm.model import losses
-from lowbit_lab.bench.core.case import LIMIT, Implementation, Ready
-from lowbit_lab.bench.core.clock import RemoteCall
+from lowbit_lab.bench.core.case import LIMIT, OURS, READY, Implementation, Ready
+from lowbit_lab.bench.core.clock import RemoteCall, share_processor
+from lowbit_lab.bench.core.cpu import Processes
+from lowbit_lab.bench.core.remote import Remote
 
 Array = npt.NDArray[Any]
 PROMPT, TEXT, PERPLEXITY = "prompt", "text", "perplexity"
 """What a worker is for."""
+SECONDS = "seconds"
+"""What it is asked for."""
+_LOAD_SECONDS = 900.0
 _ANSWER_SECONDS = 1800.0
 _PART = 128  # tokens whose logits are looked at together
 
@@ -107,13 +112,28 @@ class Contender(Implementation):
         """Load a model, in the worker. ValueError, RuntimeError and the like: it cannot."""
         raise NotImplementedError
 
+    def serve(self, work: Work) -> Mapping[str, Callable[..., Any]]:
+        """READY: figures, or the perplexity alone if that is what the work is. SECONDS: of a
+        turn."""
+        # What lowbit takes is no other library's.
+        before = 0 if self.kind == OURS else memory("VmRSS")
+        loaded = self.open(work)
+        if work.operation == PERPLEXITY:
+            return {READY: lambda: {PERPLEXITY: loaded.perplexity()}}
+        loaded.seconds()  # which starts threads, and may compile
+        figures = {"peak_bytes": memory("VmHWM") - before, **loaded.figures()}
+        if work.threads == 1:
+            share_processor()
+        first = {"detail": loaded.detail, "nbytes": loaded.nbytes, "figures": figures}
+        return {READY: lambda: first, SECONDS: loaded.seconds}
+
     def prepare(self, problem: Any, threads: int) -> Ready:
         """Start its worker, which loads the model."""
         known = {} if self.kind == LIMIT else {PERPLEXITY: problem.perplexity(self.name)}
         operation = TEXT if TEXT in problem.case.sizes else PROMPT
         work = Work(operation, str(problem.path), problem.prompts, problem.steps, threads)
-        worker, answer = problem.clock.start(self.name, work)
-        call = RemoteCall(partial(worker.ask, None, _ANSWER_SECONDS), warm=True)
+        worker, answer = start(problem.clock, self.name, work)
+        call = RemoteCall(partial(worker.ask, (SECONDS,), _ANSWER_SECONDS), warm=True)
         return Ready(
             call,
             read=lambda _: None,
@@ -121,6 +141,16 @@ class Contender(Implementation):
             note=answer["detail"],
             extra={name: f for name, f in (known | answer["figures"]).items() if f},
         )
+
+
+def start(clock: Processes, name: str, work: Work) -> tuple[Remote, Any]:
+    """A contender's worker, in place of an earlier one, and its first answer. RuntimeError: it
+    cannot.
+
+    They start one after another: the memory that loading takes is not all needed at once."""
+    clock.start([name], work)
+    answer = clock.ready(name, _LOAD_SECONDS)
+    return clock.process(name), answer
 
 
 def memory(field: str) -> int:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -172,7 +173,19 @@ class PyTorch(Engine):
             with torch.inference_mode():
                 return network(*map(torch.from_numpy, arrays)).float().numpy()
 
-        return Opened(call)
+        return Opened(call, measure=lambda: _file_bytes(network))
+
+
+def _file_bytes(network: Any) -> Mapping[str, int]:
+    """Of the file that a module's state is saved as; nothing of what is no module."""
+    import torch
+
+    if not isinstance(network, torch.nn.Module):
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model")
+        torch.save(network.state_dict(), path)  # packed weights know no other format
+        return {"file_bytes": path.stat().st_size}
 
 
 Change = Callable[["nn.Module", Work], Callable[..., Any]]
@@ -235,6 +248,7 @@ for _one in (
     PyTorch("torch fp32", _float32, always=True),
     PyTorch("torch bf16", _bfloat16),
     PyTorch("torch int8 x86", _x86, "static"),
+    PyTorch("torch dynamic x86", _dynamic("x86"), "dynamic"),
     PyTorch("torch dynamic onednn", _dynamic("onednn"), "dynamic"),
     PyTorch("torch dynamic fbgemm", _dynamic("fbgemm"), "dynamic"),
 ):

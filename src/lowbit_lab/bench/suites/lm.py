@@ -27,32 +27,15 @@ from lowbit_lab.bench.core.case import (
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.record import Record, Row
-from lowbit_lab.bench.core.remote import Remote
 from lowbit_lab.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit_lab.bench.core.table import Column
-from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work
+from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, start
 from lowbit_lab.bench.lm.files import small_model, step_matrices
 from lowbit_lab.bench.lm.shapes import BLOCKS, SHAPES, cached_file
-from lowbit_lab.bench.lm.worker import answers
 
 _PERPLEXITY_TOKENS = 1024
 _LETTERS = 8  # of a token, at most, on average
-_LOAD_SECONDS = 900.0
 _DEFAULT = "SmolLM2-135M"
-
-
-class Workers(Processes):
-    """The clock: calls are timed in workers, one for each contender."""
-
-    def start(self, name: str, work: Work) -> tuple[Remote, Any]:
-        """A contender's worker, in place of an earlier one, and its first answer.
-
-        They start one after another: the memory that loading takes is not all needed at once."""
-        if (earlier := self.running.pop(name, None)) is not None:
-            earlier.close()
-        threads = str(work.threads)
-        worker = self.running[name] = Remote(answers, name, work, OMP_NUM_THREADS=threads)
-        return worker, worker.answer(_LOAD_SECONDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +49,7 @@ class Model(Problem):
     steps: int
     elements: int
     nbytes: int
-    clock: Workers
+    clock: Processes
     perplexity_tokens: Sequence[int]
     perplexities: dict[str, float | None]
 
@@ -93,7 +76,7 @@ class Model(Problem):
         if name not in self.perplexities:
             threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
             work = Work(PERPLEXITY, str(self.path), [self.perplexity_tokens], 0, threads)
-            self.perplexities[name] = self.clock.start(name, work)[1][PERPLEXITY]
+            self.perplexities[name] = start(self.clock, name, work)[1][PERPLEXITY]
         return self.perplexities[name]
 
 
@@ -147,8 +130,8 @@ class LanguageModels(Suite):
         return Limits(seconds=60.0, least_rounds=5)
 
     @cached_property
-    def _clock(self) -> Workers:
-        return Workers()
+    def _clock(self) -> Processes:
+        return Processes(self.name)
 
     @cached_property
     def _path(self) -> Path:
@@ -164,7 +147,7 @@ class LanguageModels(Suite):
     def _perplexities(self) -> dict[str, float | None]:
         return {}
 
-    def clock(self) -> Workers:
+    def clock(self) -> Processes:
         require("lowbit bench lm", "lm", "tokenizers")
         return self._clock
 

@@ -17,14 +17,13 @@ from lowbit.models.quantize import CONFIGS, check_config
 from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
 from lowbit_lab.bench.core import table
-from lowbit_lab.bench.core.case import Case, Implementation, Problem, implementations_of
+from lowbit_lab.bench.core.case import OURS, Case, Implementation, Problem, implementations_of
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.record import Record, Row
-from lowbit_lab.bench.core.remote import Remote, RemoteError, run_remote
+from lowbit_lab.bench.core.remote import Remote, run_remote
 from lowbit_lab.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit_lab.bench.core.table import Column
-from lowbit_lab.bench.networks import serve
 from lowbit_lab.bench.networks.engine import REFERENCE, Engine, Work
 from lowbit_lab.bench.networks.prepare import Facts, Task, prepare_quietly
 
@@ -35,45 +34,20 @@ _PREPARE_SECONDS, _OPEN_SECONDS = 400.0, 150.0
 _MOSTLY_LINEAR = 0.5
 
 
-class Engines(Processes):
-    """The clock: calls are timed in processes of their own, one for each engine."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused: dict[str, str] = {}
-        self.details: dict[str, str] = {}
-
-    def start(self, several: Sequence[Engine], work: Work) -> None:
-        """A process for each engine, in place of all before; returns when none has more to do."""
-        self.tidy()
-        for one in several:
-            process = Remote(serve.serve, one.name, work, OMP_NUM_THREADS=str(work.threads))
-            self.running[one.name] = process
-        for name, process in list(self.running.items()):
-            try:
-                self.details[name] = process.answer(_OPEN_SECONDS)
-            except RemoteError as error:
-                self.refused[name] = str(error)
-                self.running.pop(name).close()
-
-    def tidy(self) -> None:
-        super().tidy()
-        self.refused = {}
-
-
 @dataclass(eq=False)
 class Network(Problem):
-    """A prepared network. configs: the ways to quantize it that are timed. works: the engines that
-    take part; what is running is for so many `threads`."""
+    """A prepared network. configs: the ways to quantize it that are timed. several: the engines
+    that take part; those that are running are for so many `threads`. details: what they say."""
 
     case: Case
     folder: Path
     facts: Facts
     weights: str | None
-    clock: Engines
+    clock: Processes
     configs: tuple[str, ...]
     several: list[Engine] = field(default_factory=list)
     threads: int = 0
+    details: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def ideal(self) -> Any:
@@ -92,11 +66,12 @@ class Network(Problem):
         if threads != self.threads:
             batch = self.case.sizes["batch"]
             work = Work(self.case.work, self.weights, str(self.folder), batch, threads)
-            self.clock.start(self.several, work)
+            self.clock.tidy()
+            names = [one.name for one in self.several]
+            self.clock.start(names, work)
+            self.details = {name: self.clock.ready(name, _OPEN_SECONDS) for name in names}
             self.threads = threads
-        if name in self.clock.refused:
-            raise RuntimeError(self.clock.refused[name])
-        return self.clock.running[name]
+        return self.clock.process(name)
 
 
 @suite
@@ -151,15 +126,15 @@ class Networks(Suite):
         return Limits(seconds=seconds, least_rounds=3, whole=True)
 
     @cached_property
-    def _clock(self) -> Engines:
-        return Engines()
+    def _clock(self) -> Processes:
+        return Processes(self.name)
 
     @cached_property
     def _prepared(self) -> dict[str, tuple[tempfile.TemporaryDirectory[str], Facts]]:
         """By model. Folders are gone when nothing holds them any more."""
         return {}
 
-    def clock(self) -> Engines:
+    def clock(self) -> Processes:
         require("lowbit bench networks", "torch", "torch")
         return self._clock
 
@@ -206,13 +181,14 @@ class Networks(Suite):
     ) -> list[Implementation]:
         engines = [one for one in chosen if isinstance(one, Engine)]
         taking = [one for one in engines if one.config in ("", *problem.configs)]
+        taking = [one for one in taking if problem.case.work in (one.models or [problem.case.work])]
         problem.several = [one for one in taking if one.file not in problem.facts.missing]
         return list(taking)
 
     def references(self, several: Sequence[Implementation]) -> list[str]:
         """lowbit's quantized network, and the float one of PyTorch."""
-        ours = [one.name for one in several if isinstance(one, Engine) and one.config]
-        ours = [name for name in ours if name.startswith("lowbit")]
+        ours = [one for one in several if isinstance(one, Engine) and one.config and not one.models]
+        ours = [one.name for one in ours if one.kind == OURS]
         floats = [one.name for one in several if one.name == _FLOAT]
         return [*ours[:1], *floats]
 
