@@ -54,7 +54,7 @@ help:
 venv: $(FOR_ALL)
 
 demo: $(FOR_DEMO)
-	@$(BIN)/lowbit demo
+	@$(BIN)/lowbit bench demo
 
 # Tests start some hundred processes, which should not each compile all of lowbit's sources.
 test test-fast: export PYTHONDONTWRITEBYTECODE :=

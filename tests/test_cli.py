@@ -65,7 +65,15 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["info"], ["bench"], ["bench", "matmul"], ["explain"], ["explain", "matmul"], ["demo"]],
+    [
+        [],
+        ["info"],
+        ["bench"],
+        ["bench", "matmul"],
+        ["explain"],
+        ["explain", "matmul"],
+        ["bench", "demo"],
+    ],
 )
 def test_help_has_an_example(command: list[str]) -> None:
     done = call_lowbit(*command, "--help")
@@ -268,12 +276,12 @@ def test_missing_gpu_extra_is_one_line(missing: str) -> None:
 
 
 def test_missing_demo_extra_is_one_line() -> None:
-    line = error_line(run_lowbit("demo", without="transformers"), 1)
+    line = error_line(run_lowbit("bench", "demo", without="transformers"), 1)
     assert "transformers" in line
     assert "in a clone of lowbit: pip install '.[demo]'" in line
 
 
 def test_bad_demo_arguments_are_one_line() -> None:
-    line = error_line(call_lowbit("demo", "--sentences", "3"), 2)
+    line = error_line(call_lowbit("bench", "demo", "--sentences", "3"), 2)
     assert "sentences" in line
     assert "got 3" in line

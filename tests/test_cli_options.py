@@ -51,7 +51,9 @@ def test_options_mean_the_same_everywhere(commands: dict[tuple[str, ...], Any]) 
             for option in one.opts:
                 by_option.setdefault(option, []).append((words, one))
     json_file = by_option["--json"]
-    assert {("info",), ("demo",), ("run",), ("quantize",), ("view",)} <= {w for w, _ in json_file}
+    assert {("info",), ("bench", "demo"), ("run",), ("quantize",), ("view",)} <= {
+        w for w, _ in json_file
+    }
     assert {one.help for _, one in json_file} == {"Write it as JSON to a file; -: to the terminal."}
     # What is traced is another library's call, which is read in one thread.
     threads = [one for words, one in by_option["--threads"] if words != ("explain", "call")]

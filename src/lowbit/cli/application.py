@@ -26,6 +26,7 @@ _RENAMED = {
     "chat": "generate MODEL",
     "checkpoint": "quantize SOURCE --out FILE.safetensors",
     "convert": "quantize MODEL --weights kept --out DIR",
+    "demo": "bench demo",
     "profile": "explain network",
     "steps": "compare examples/steps/FILE.py",
     "trace": "explain call",

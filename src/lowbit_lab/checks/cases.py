@@ -230,13 +230,10 @@ def _on_gpu(subject: Subject, run: Run, here: Sequence[Finding]) -> list[Finding
     if other.crash:
         return [other.crash]
     other.memory.tf32 = run.memory.tf32
-    wrong_here = any(one.kind == "wrong-values" for one in here)
-    findings = [*other.memory.findings]
-    for one in judge(other):
-        only_there = one.kind == "wrong-values" and not wrong_here
-        kind = "device-disagrees" if only_there else one.kind
-        findings.append(replace(one, kind=kind, device="cuda"))
-    return findings
+    both = any(one.kind == "wrong-values" for one in here)
+    kinds = {} if both else {"wrong-values": "device-disagrees"}
+    found = [replace(f, kind=kinds.get(f.kind, f.kind), device="cuda") for f in judge(other)]
+    return [*other.memory.findings, *found]
 
 
 def _other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:

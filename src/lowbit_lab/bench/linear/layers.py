@@ -234,14 +234,10 @@ FORMATS = {
         f"weights of 4 bits in groups of {GROUP}, activations bfloat16", 4,
         lambda gpu, M, N, K: weight_only_choice(gpu, M, N, K, 4, 2, GROUP),
     ),
-    "w4a8": Format(
-        f"weights of 4 bits in groups of {GROUP}, activations quantized to int8 on the way", 4,
-        lambda gpu, M, N, K: eight_by_four_choice(gpu, M, N, K, 2, GROUP), "int8",
-    ),
-    "w4a8 fp8": Format(
-        f"weights of 4 bits in groups of {GROUP}, activations quantized to float8 on the way", 4,
-        lambda gpu, M, N, K: eight_by_four_choice(gpu, M, N, K, 2, GROUP), "float8",
-    ),
+    **{name: Format(
+        f"weights of 4 bits in groups of {GROUP}, activations quantized to {way} on the way", 4,
+        lambda gpu, M, N, K: eight_by_four_choice(gpu, M, N, K, 2, GROUP), way,
+    ) for name, way in (("w4a8", "int8"), ("w4a8 fp8", "float8"))},
     "w8a16": Format(
         "weights of 8 bits, a scale a row, activations bfloat16", 8,
         lambda gpu, M, N, K: weight_only_choice(gpu, M, N, K, 8, 2, K + -K % GROUP),

@@ -1,4 +1,4 @@
-"""The command `lowbit demo`."""
+"""The command `lowbit bench demo`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from lowbit.cli.application import JsonFile, Seed, Threads, command, output
+from lowbit_lab.cli.bench import bench
 
 
-@command("demo", example="demo --threads 1 --json result.json")
+@command("demo", example="bench demo --threads 1 --json result.json", within=bench)
 def demo(
     sentences: Annotated[int, typer.Option(help="How many sentences to embed.")] = 384,
     repeats: Annotated[int, typer.Option(help="How often to time one sentence.")] = 200,
