@@ -6,6 +6,7 @@
   these files, so that no link leads out of it.
 - The commands of the command line are put into reference/cli.md, and into other pages of the
   reference the public names of a package that they do not have yet.
+- The rows in which a peer is ahead are put below the figures of docs/behind.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 _COMMANDS = "<!-- the commands: tools/site.py -->"
+_EVERY_ROW = "<!-- every row: tools/site.py -->"
+_RECORD = re.compile(r"\]\((records/[^)]*)\)")
 _REST = re.compile(r"<!-- the rest of ([\w.]+) -->")
 _LANGUAGES = {".py": "python", ".json": "json", ".md": "markdown", ".toml": "toml"}
 
@@ -94,6 +97,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown
     if source == "reference/cli.md":
         markdown = markdown.replace(_COMMANDS, commands())
+    if _EVERY_ROW in markdown:
+        markdown = markdown.replace(_EVERY_ROW, behind(_RECORD.findall(markdown)))
     markdown = _REST.sub(lambda match: rest(match[1], markdown), markdown)
 
     def led(match: re.Match[str]) -> str:
@@ -103,6 +108,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({posixpath.relpath(_address(path), posixpath.dirname(source))})"
 
     return _LINK.sub(led, markdown)
+
+
+def behind(links: list[str]) -> str:
+    """The rows of these records in which a peer is ahead."""
+    from lowbit_lab.bench.core.compare import read, rows_behind
+
+    return rows_behind({link: read(DOCS / link) for link in links})
 
 
 def rest(package: str, page: str) -> str:

@@ -56,6 +56,7 @@ bench = group(
 def behind(
     records: Annotated[list[str], typer.Argument(help="Files that --json of a suite wrote.")],
     page: Annotated[str, typer.Option(metavar="FILE", help="Where to; -: the terminal.")] = "-",
+    rows: Annotated[bool, typer.Option(help="Whether to show these rows too.")] = True,
 ) -> None:
     """Make a page, in Markdown, of every row in which a peer is ahead of lowbit."""
     from lowbit_lab.bench.core import compare
@@ -63,7 +64,8 @@ def behind(
     folder = os.path.dirname(page)
     read = {os.path.relpath(path, folder): compare.read(path) for path in records}
     with opened(page) as stream:
-        print(compare.page_behind(read), end="", file=stream)
+        more = compare.rows_behind(read) if rows else compare.EVERY_ROW
+        print(compare.page_behind(read).replace(compare.EVERY_ROW, more), end="", file=stream)
 
 
 _Margin = Annotated[float, typer.Option(help="Times that differ by less are the same.")]

@@ -23,7 +23,7 @@ from lowbit_lab.bench.core.clock import Limits, RemoteCall, interleave
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.progress import Progress, progress
 from lowbit_lab.bench.networks.engine import MEASURE, OUTPUTS, SECONDS
-from lowbit_lab.bench.peers.encoders import GROUP
+from lowbit_lab.bench.peers.encoders import CONFIGS, GROUP
 from lowbit_lab.demo.answer import Answer, answer
 from lowbit_lab.demo.measure import Latency, latency, quality
 from lowbit_lab.demo.result import DemoResult, DemoRow
@@ -40,10 +40,7 @@ FP32 = "fp32"
 # Rows that are computed here: engines of the suite `networks`.
 OWN = {
     FP32: "torch fp32",
-    **{
-        f"lowbit {name}": f"lowbit torch {name}"
-        for name in ("int8", "int8 layers", "W4A8", "W4A32")
-    },
+    **{f"lowbit {name}": f"lowbit torch {name}" for name in CONFIGS},
 }
 # Others' int8: engines of the suite `networks`. Of those of one name the fastest is shown.
 TORCH = "PyTorch int8"
@@ -122,7 +119,7 @@ class Comparison:
             rows[name] = _Runner(
                 answers[READY]() or "PyTorch",
                 answers[MEASURE]()["file_bytes"],
-                _calls(answers[SECONDS]),
+                partial(partial, answers[SECONDS]),
                 answers[OUTPUTS](),
             )
         return rows
@@ -249,7 +246,3 @@ class Comparison:
 
 def _shown(family: str, variant: str) -> str:
     return f"{family} {variant}".strip()
-
-
-def _calls(function: Callable[[int, int], object]) -> Callable[[int, int], Call]:
-    return lambda size, index: partial(function, size, index)

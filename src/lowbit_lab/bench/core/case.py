@@ -143,11 +143,10 @@ class Implementation:
     name: unique in its suite. isolated: whether it is to be tried in a process of its own first,
     since it can crash. fallback: whether its library has nothing but a plain loop for it on some
     processors. always: whether it runs without peers too. pool: the threads that it runs on, by
-    the name of what keeps them. needs: modules without which it cannot run.
-    takes: how the dtypes of the cases begin that it does, if not all. remark: what it always does
-    otherwise than cases ask. package: the library
-    that does the work, by its name and that on package indices; else it is lowbit. Each allocates
-    its own result, as a user's call does.
+    the name of what keeps them. needs: modules without which it cannot run. takes: how the dtypes
+    of the cases begin that it does, if not all. remark: what it always does otherwise than cases
+    ask. package: the library that does the work, by its name and that on package indices; else it
+    is lowbit. Each allocates its own result, as a user's call does.
     """
 
     name: str

@@ -260,16 +260,8 @@ def render_history(several: list[Record], margin: float = MARGIN) -> RenderableT
     parts: list[RenderableType] = []
     for suite in dict.fromkeys(one.suite for one in several):
         runs = [one for one in several if one.suite == suite]
-        shown = table.new_table(
-            f"{suite}: {len(runs)} runs",
-            [
-                ("row", False),
-                ("date", False),
-                ("commit", False),
-                ("time", True),
-                ("verdict", False),
-            ],
-        )
+        columns = [(name, name == "time") for name in ("row", "date", "commit", "time", "verdict")]
+        shown = table.new_table(f"{suite}: {len(runs)} runs", columns)
         verdicts = [
             {one.name: one.verdict for one in compare(a, b, margin).changes} if _share(a, b) else {}
             for a, b in pairwise(runs)
@@ -279,9 +271,8 @@ def render_history(several: list[Record], margin: float = MARGIN) -> RenderableT
             for run, verdicts_of in zip(runs, [{}, *verdicts], strict=True):
                 for row in (row for row in run.rows if row.name == name):
                     commit = (run.context.get("commit") or "unknown")[:12]
-                    when = run.context["date"]
-                    time = table.format_seconds(row.seconds.median)
-                    shown.add_row(name, when, commit, time, verdicts_of.get(name, ""))
+                    date, time = run.context["date"], table.format_seconds(row.seconds.median)
+                    shown.add_row(name, date, commit, time, verdicts_of.get(name, ""))
         parts.append(shown)
     return Group(*parts, Text("Verdicts: as of lowbit bench compare, with the run before."))
 
@@ -294,48 +285,63 @@ def _share(old: Record, new: Record) -> bool:
 
 _TOP = """# Where a peer is ahead
 
-Every product in which another library is faster than lowbit, on each machine that was measured.
-`lowbit bench behind RECORD.json ... --page docs/behind.md` writes this page from records of
-`lowbit bench`; [benchmark.md](benchmark.md) says how they are measured and what a peer leaves out.
-Ratios are the time of the best peer over lowbit's: below 1 the peer is ahead. In brackets stand
-the 10th and 90th percentile over the rounds.
+In how many products another library is faster than lowbit, on each machine that was measured.
+`lowbit bench behind RECORD.json ... --no-rows --page docs/behind.md` writes this page from records
+of `lowbit bench`; [benchmark.md](benchmark.md) says how they are measured and what a peer leaves
+out. Ratios are the time of the best peer over lowbit's: below 1 the peer is ahead. The site, which
+`make docs` makes, has the rows behind below this table, and so has the command without `--no-rows`.
 """
+EVERY_ROW = "<!-- every row: tools/site.py -->\n"
 _FIGURES = ("rows", "geometric mean", "tenth percentile", "worst", "rows behind")
-_HEAD = [(name, name in _FIGURES) for name in ("which", *_FIGURES)]
+_HEAD = [(name, name in _FIGURES) for name in ("record", "which", *_FIGURES)]
 _TIMES = ("lowbit's time", "the peer's time", "times as fast")
 _BEHIND = [(name, name in _TIMES) for name in ("case", _TIMES[0], "best peer", *_TIMES[1:])]
 
 
 def page_behind(records: Mapping[str, Record]) -> str:
     """The page in Markdown: for each record, by the link to it, the figures over all of its rows,
-    then those behind, the worst first."""
-    return "\n".join([_TOP, *(part for link in records for part in _section(link, records[link]))])
+    and EVERY_ROW, in whose place `rows_behind` belongs."""
+    lines = [
+        [f"[{_title(record)}]({link})", place, *figures]
+        for link, record in records.items()
+        for place, figures, _ in _products(record)
+    ]
+    return "\n".join([_TOP, table.markdown(_HEAD, lines), EVERY_ROW])
 
 
-def _section(link: str, record: Record) -> Iterator[str]:
-    where = record.context
-    title = " ".join(filter(None, (record.suite, where.get("set"))))
-    yield f"## {where.get('cpu') or where['gpu']}: {title}\n"
-    measured = f"{where['date']}, seed {where['seed']}, commit {where['commit'] or 'not known'}"
-    yield f"[Record]({link}) of {measured}: {table.header(record)[0]}.\n"
-    head, parts, time = [], [], table.TIME.cell
+def rows_behind(records: Mapping[str, Record]) -> str:
+    """The rows of each record in which a peer is ahead, the worst first, in Markdown. In brackets
+    the 10th and 90th percentile over the rounds."""
+    parts = list[str]()
+    for link, record in records.items():
+        where = record.context
+        measured = f"{where['date']}, seed {where['seed']}, commit {where['commit'] or 'not known'}"
+        about = f"[Record]({link}) of {measured}: {table.header(record)[0]}.\n"
+        parts += [f"## {_title(record)}\n", about]
+        for place, _, lines in _products(record):
+            parts += [f"### {place}\n", table.markdown(_BEHIND, lines)] if lines else []
+    return "\n".join(parts)
+
+
+def _title(record: Record) -> str:
+    words = filter(None, (record.suite, record.context.get("set")))
+    return f"{record.context.get('cpu') or record.context['gpu']}: {' '.join(words)}"
+
+
+def _products(record: Record) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Of each product what it is, the figures over all of its rows, and those behind."""
+    time = table.TIME.cell
     several = map(_paired, groups(record.rows, "operation", "dtypes", "weights", "threads"))
     for pairs in chain.from_iterable(several):
         place = table.heading(pairs[0][1], "implementation", "operation", "dtypes")
         figures, _ = standing([(ratio.median, own) for ratio, own, _ in pairs])
-        texts = (
-            table.three_digits(x) if isinstance(x, float) else str(x) for x in figures.values()
-        )
-        head.append([place, *texts])
+        texts = [f"{x}" if isinstance(x, int) else table.three_digits(x) for x in figures.values()]
         lines = [
             [own.case, time(own), peer.implementation, time(peer), table.format_ratio(ratio)]
             for ratio, own, peer in pairs
             if ratio.median < 1
         ]
-        if lines:
-            parts += [f"### {place}\n", table.markdown(_BEHIND, lines)]
-    yield table.markdown(_HEAD, head)
-    yield from parts
+        yield place, texts, lines
 
 
 def _paired(rows: Sequence[Row]) -> list[list[tuple[Spread, Row, Row]]]:

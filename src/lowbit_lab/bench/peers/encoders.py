@@ -55,7 +55,7 @@ def _opened(call: Any, detail: str, *files: Path) -> Opened:
 
 
 GROUP = 32  # the model's rows are short, 384 and 1536; the default of 128 costs it accuracy
-_CONFIGS: dict[str, tuple[str, dict[str, int]]] = {
+CONFIGS: dict[str, tuple[str, dict[str, int]]] = {
     "int8": ("Int8DynamicConfig", {}),
     "int8 layers": ("Int8DynamicConfig", {}),
     "W4A8": ("Int4DynamicConfig", {"group_size": GROUP}),
@@ -63,7 +63,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, int]]] = {
 }
 
 
-@implementation("networks", *_CONFIGS)
+@implementation("networks", *CONFIGS)
 class LowbitEncoder(_Encoder):
     """`quantize_` of linear layers alone, as the others quantize; then `compile`, so that a call is
     one for the whole network, unless its layers are to be called by PyTorch."""
@@ -77,7 +77,7 @@ class LowbitEncoder(_Encoder):
     def quantize(self, encoder: Any, example: Any, threads: int, folder: Path) -> Opened:
         import lowbit.torch as ours
 
-        name, options = _CONFIGS[self.scheme]
+        name, options = CONFIGS[self.scheme]
         model = ours.quantize_(encoder, getattr(ours, name)(**options, embeddings=None))
         path = folder / "model"
         if self.scheme.endswith("layers"):
