@@ -148,7 +148,7 @@ def answers(suite, name, work):
 
 
 @pytest.mark.slow
-class TestApart:
+class TestProcesses:
     """An engine's process: what goes wrong there is told here, in one line."""
 
     @pytest.fixture

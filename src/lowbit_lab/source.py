@@ -15,10 +15,9 @@ A file ties its kernels to an operation by a few names, the same for every comma
 `check` and `view`, which run one kernel, also read `output` and `initial`. `compare` and `anatomy`,
 which compile all, also read
 
-    peers      others that do the same, timed beside the variants and held against nothing, in a
-               list or by name in a dict: functions of the inputs by name, which return what is
-               timed, a function that returns the result; or a pair of it and what makes an array of
-               that result. ImportError, ValueError or RuntimeError leaves one out
+    peers      what else is timed, in a list or by name in a dict: functions of the inputs by name
+               that return a call, or a pair of a call and a function that makes an array of its
+               result. A peer that raises an error is left out
     base       the names of those that times are set against, instead of the first variant's
     sizes      those at which variants are timed and followed
     small      those at which they are checked
@@ -138,28 +137,25 @@ def read(
     complete = tuple(_complete(one, names, path, "compile") for one in variants)
     peers, base = _peers(names, path), names.get("base", ())
     base = (base,) if isinstance(base, str) else tuple(base)
-    known = [*(one.name for one in complete), *peers]
-    if doubled := [name for name in known[: len(complete)] if name in peers]:
-        raise ValueError(f"{path}: a variant and a peer are called {doubled[0]}")
+    known = [*(one.name for one in complete), *(name for name, _ in peers)]
+    if doubled := [name for at, name in enumerate(known) if name in known[:at]]:
+        raise ValueError(f"{path}: two variants or peers are called {doubled[0]}; rename one")
     if unknown := [name for name in base if name not in known]:
         raise ValueError(f"{path}: base names {unknown[0]!r}; there are {', '.join(known)}")
-    return Comparison(path, complete, small, large, kernel, peers, base)
+    return Comparison(path, complete, small, large, kernel, dict(peers), base)
 
 
-def _peers(names: Mapping[str, Any], path: Path) -> dict[str, Peer]:
-    """By name, in their order. TypeError for what is no function."""
+def _peers(names: Mapping[str, Any], path: Path) -> list[tuple[str, Peer]]:
+    """With their names, in their order. TypeError for what is no function."""
     given = names.get("peers", {})
     if not isinstance(given, Mapping):
-        for one in given:
-            if not hasattr(one, "__name__"):
-                raise TypeError(
-                    f"{path}: peers has {one!r}; give it a name: peers = {{'...': ...}}"
-                )
-        given = {one.__name__: one for one in given}
+        if nameless := [one for one in given if not hasattr(one, "__name__")]:
+            raise TypeError(f"{path}: peers has {nameless[0]!r}; name it: peers = {{'...': ...}}")
+        return [(one.__name__, one) for one in given]
     for name, one in given.items():
         if not callable(one):
             raise TypeError(f"{path}: the peer {name} is {one!r}; it must be a function")
-    return dict(given)
+    return list(given.items())
 
 
 def _problems(

@@ -15,6 +15,7 @@ from lowbit.torch import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
     Int8DynamicConfig,
+    all_reduce,
     load,
     quantize_,
     save,
@@ -149,11 +150,11 @@ def unfitting(world: int, path: Path) -> None:
     assert dict(model.named_modules()) == before
 
 
-def sums(rank: int) -> None:
+def sums(rank: int, store: Path) -> None:
     """Of GPUs: the sums of shared memory are NCCL's, also in a graph, and for what it does not
     take."""
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", "tcp://127.0.0.1:29517", rank=rank, world_size=2)
+    dist.init_process_group("nccl", f"file://{store}", rank=rank, world_size=2)
     group, random = dist.group.WORLD, torch.Generator("cuda").manual_seed(rank)
     assert group is not None
     cases = ((16, 4096, torch.bfloat16), (1, 8, torch.float32), (3, 5, torch.bfloat16),
@@ -170,4 +171,5 @@ def sums(rank: int) -> None:
         for _ in range(3):
             graph.replay()
             assert torch.equal(z, expected)
+    assert any(one is not None for one in all_reduce._buffers.values())
     dist.destroy_process_group()

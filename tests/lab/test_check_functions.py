@@ -254,6 +254,16 @@ def test_the_comparison_with_a_gpu() -> None:
     assert [(one.kind, one.device) for one in result.findings] == [("device-disagrees", "cuda")]
     assert {True, False} == set(on_gpu)
 
+    def wrong_in_both(x: Tensor, more: bool = False) -> Tensor:
+        z = x.sum(1)
+        z[: 2 if x.storage_offset() and more else 1] += 1
+        return z
+
+    result = check(wrong_in_both, row_sum, device="cuda")
+    assert set(result.kinds) == {"wrong-values"}
+    result = check(lambda x: wrong_in_both(x, more=True), row_sum, device="cuda")
+    assert set(result.kinds) == {"wrong-values", "device-disagrees"}
+
     def overflows(x: Tensor) -> Tensor:
         return (x * x).sum(1).sqrt()
 

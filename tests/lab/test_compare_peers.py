@@ -93,6 +93,10 @@ def with_reader(a, b):
     return lambda: (a @ b).tolist(), partial(np.array, dtype=np.float32)
 
 
+def no_number(a, b):
+    return lambda: (a @ b) * np.float32("nan")
+
+
 def refuses(a, b):
     raise ValueError("no such product\\nand more")
 
@@ -116,7 +120,7 @@ variants = [
     variant(rows, name="not arranged"),
     wrong_where_large,
 ]
-peers = [numpy, refuses, crashes, with_reader, shorter, not_there]
+peers = [numpy, refuses, crashes, with_reader, no_number, shorter, not_there]
 base = "numpy", "plain"
 """
 
@@ -145,7 +149,9 @@ def test_what_is_wrong_only_where_it_is_timed_is_wrong(found: Result) -> None:
 
 def test_peers_stand_beside_variants_with_their_errors(found: Result) -> None:
     timed = {one.name: one for one in (*found.variants, *found.peers) if one.seconds}
-    assert [*timed] == ["plain", "rows", "renamed", "numpy", "with_reader"]
+    assert [*timed] == ["plain", "rows", "renamed", "numpy", "with_reader", "no_number"]
+    assert timed.pop("no_number").error is None
+    assert "NaN" not in found.to_json()
     for name, one in timed.items():
         assert one.error is not None
         assert one.error < 1e-6
@@ -273,8 +279,10 @@ def test_what_runs_on_a_gpu_is_checked_and_timed_on_tensors(
     [
         ("base = 'mkl'", ValueError, "base names 'mkl'; there are plain, rows, "),
         ("peers = {'numpy': 3}", TypeError, "the peer numpy is 3; it must be a function"),
-        ("peers = [partial(numpy)]", TypeError, "peers has functools.partial.*; give it a name"),
-        ("peers = {'rows': numpy}", ValueError, "a variant and a peer are called rows"),
+        ("peers = [partial(numpy)]", TypeError, "peers has functools.partial.*; name it"),
+        ("peers = [numpy, refuses, numpy]", ValueError, "two variants or peers are called numpy"),
+        ("variants.append(plain)", ValueError, "two variants or peers are called plain"),
+        ("peers = {'rows': numpy}", ValueError, "two variants or peers are called rows"),
     ],
 )
 def test_what_a_file_must_not_say(

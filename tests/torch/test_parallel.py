@@ -15,8 +15,8 @@ from lowbit.weights.format import WeightFormat
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_sums_of_gpus_that_read_each_other() -> None:
-    spawn(parallel_workers.sums, nprocs=2)
+def test_sums_of_gpus_that_read_each_other(tmp_path: Path) -> None:
+    spawn(parallel_workers.sums, (tmp_path / "store",), nprocs=2)
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -72,7 +72,8 @@ class Elements:
         return np.asarray(found[np.where(outside, len(found) - 1, first)])
 
     def _beginning(self, size: int) -> npt.NDArray[np.int64]:
-        """What `locate` answers for each byte from the lowest on, and, last, for all others."""
+        """`locate`'s answer for an access that begins at each byte, from the lowest; last, for one
+        that begins outside."""
         count = max(0, len(self.owner) - size + 1)
         found = np.full(count + 1, NOBODY, np.int64)
         found[:count] = self.owner[:count]

@@ -18,7 +18,7 @@ _SMALL = 1 << 19
 """Bytes up to which each GPU reads all of the others' rows; beyond, NCCL's ring moves fewer."""
 _DTYPES = (torch.bfloat16, torch.float32)
 _WORLDS = (2, 4, 8)
-"""Of how many processes the kernel adds in the order of their ranks, so that all get equal bits."""
+"""Numbers of processes for which the kernel adds in the order of ranks: all get equal bits."""
 
 _log = logging.getLogger(__name__)
 _buffers: dict[tuple[dist.ProcessGroup, torch.device, torch.dtype], Tensor | None] = {}
@@ -26,7 +26,8 @@ _buffers: dict[tuple[dist.ProcessGroup, torch.device, torch.dtype], Tensor | Non
 
 def all_reduced(y: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of y over a group, which each of its processes asks for, of a shape and a dtype that
-    are the same in all: y itself, or another tensor."""
+    are the same in all: y itself, or another tensor. Sums of one group follow each other: they are
+    asked for on one stream, and graphs with them do not run at the same time."""
     fits = y.dtype in _DTYPES and 0 < y.nbytes <= _SMALL and y.nbytes % 16 == 0
     if y.is_cuda and fits and dist.get_world_size(group) in _WORLDS:
         buffer = _shared(y, group)
@@ -43,20 +44,25 @@ def _shared(y: Tensor, group: dist.ProcessGroup) -> Tensor | None:
     would have to be made while a graph is captured."""
     key = group, y.device, y.dtype
     if key not in _buffers and not torch.cuda.is_current_stream_capturing():
-        _buffers[key] = _made(y, group)
+        _buffers[key] = _allocated(y, group)
     return _buffers.get(key)
 
 
-def _made(y: Tensor, group: dist.ProcessGroup) -> Tensor | None:
+def _allocated(y: Tensor, group: dist.ProcessGroup) -> Tensor | None:
     from torch.distributed import _symmetric_memory as symmetric
 
-    buffer = None
-    try:
-        buffer = symmetric.empty(_SMALL // y.itemsize, dtype=y.dtype, device=y.device)
-        symmetric.rendezvous(buffer, group)
-    except RuntimeError as error:  # no NVLink, or GPUs of several hosts
-        _log.info("GPUs cannot read each other's memory, so NCCL sums: %s", error)
-        buffer = None
-    able = torch.tensor(int(buffer is not None), device=y.device)
-    dist.all_reduce(able, dist.ReduceOp.MIN, group)  # all go the same way
-    return buffer if able.item() else None
+    def allocate() -> None:
+        parts.append(symmetric.empty(_SMALL // y.itemsize, dtype=y.dtype, device=y.device))
+
+    parts = list[Tensor]()
+    for attempt in (allocate, lambda: symmetric.rendezvous(parts[0], group)):
+        able = torch.ones((), dtype=torch.int32, device=y.device)
+        try:
+            attempt()
+        except RuntimeError as error:  # no memory, no NVLink, or GPUs of several hosts
+            _log.info("NCCL sums, since GPUs cannot read each other's memory: %s", error)
+            able.zero_()
+        dist.all_reduce(able, dist.ReduceOp.MIN, group)  # all go the same way
+        if not able.item():
+            return None
+    return parts[0]

@@ -217,21 +217,20 @@ def _check_case(
             findings += _again(subject, run)
         outside = any(f.kind.startswith("out-of-bounds") for f in findings)
         if on_gpu and not outside:
-            findings += _on_gpu(subject, run, findings)
+            findings += _on_gpu(subject, run)
     layout = f"{case.layout} tensors" if case.layout != "contiguous" else None
     sizes = dict(case.sizes)
     placed = [replace(f, sizes=sizes, fill=case.fill, layout=layout) for f in findings]
     return placed, run.memory
 
 
-def _on_gpu(subject: Subject, run: Run, here: Sequence[Finding]) -> list[Finding]:
-    """What is wrong with a run of a trial on the GPU; here: with the interpreter's."""
+def _on_gpu(subject: Subject, run: Run) -> list[Finding]:
+    """What is wrong with a run on the GPU, of a trial that the interpreter has run."""
     other = cuda.run_on_gpu(subject, run.trial)
     if other.crash:
         return [other.crash]
     other.memory.tf32 = run.memory.tf32
-    both = any(one.kind == "wrong-values" for one in here)
-    kinds = {} if both else {"wrong-values": "device-disagrees"}
+    kinds = {} if run.wrong[other.wrong].all() else {"wrong-values": "device-disagrees"}
     found = [replace(f, kind=kinds.get(f.kind, f.kind), device="cuda") for f in judge(other)]
     return [*other.memory.findings, *found]
 

@@ -28,5 +28,5 @@ def byte_product(name: str, idea: str) -> Callable[[Array, Array], tuple[Any, An
         ready = one.prepare(Problem(case, {"a": a, "b": b}), 1)
         return ready.call, ready.read
 
-    prepare.__doc__ = idea
+    prepare.__name__, prepare.__doc__ = name, idea
     return prepare

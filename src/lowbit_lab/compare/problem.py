@@ -97,7 +97,7 @@ class Problem:
 
     @property
     def multiplied(self) -> str | None:
-        """What products are of whose peak is measured, "int8" or "float32"; None of others."""
+        """The dtype whose peak limits these products, "int8" or "float32"; None of others."""
         if self.operation is None or not self.operation.factors:
             return None
         formats = [self.operation.factor_format(name) for name in self.operation.factors]
@@ -127,18 +127,23 @@ class Problem:
         if self.operation is not None or self.output not in self.inputs:
             made[self.result].view(np.uint8)[...] = _UNWRITTEN
         packed = {n: one for n, one in variant.constants.items() if isinstance(one, Packed)}
-        return {**made, **{name: one.pack(made[one.name]) for name, one in packed.items()}}
+        if unknown := [one.name for one in packed.values() if one.name not in made]:
+            raise ValueError(f"there is no {unknown[0]!r} to arrange; there are {', '.join(made)}")
+        return made | {n: np.ascontiguousarray(p.pack(made[p.name])) for n, p in packed.items()}
 
     def error(self, result: Array) -> float | None:
         """The largest distance from the specification's result, as a share of the largest of its
-        elements; None without a specification. ValueError for a result of another shape."""
+        elements; None without a specification, and where that is no number. ValueError for a
+        result of another shape."""
         if self.expected is None:
             return None
         wanted = self.expected.reference
         if result.shape != wanted.shape:
             raise ValueError(f"the result has the shape {result.shape}; expected {wanted.shape}")
-        off = np.abs(result.astype(np.float64) - wanted).max(initial=0)
-        return float(off / (np.abs(wanted).max(initial=0) or 1.0))
+        with np.errstate(invalid="ignore"):
+            off = np.where(result == wanted, 0, np.abs(result.astype(np.float64) - wanted))
+            share = float(off.max(initial=0) / (np.abs(wanted).max(initial=0) or 1.0))
+        return share if np.isfinite(share) else None
 
     def arguments(
         self, names: Sequence[str], arrays: Mapping[str, Any], constants: Mapping[str, Any]

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from lowbit.isa import active, report
 from lowbit.registry.conflicts import conflict
 from lowbit.registry.extras import versions
 from lowbit.spec import Array
@@ -33,8 +34,8 @@ DEFAULT_SM = 90
 
 @dataclass(frozen=True)
 class Result:
-    """What a comparison found. device: what it was timed on, None where nothing was; context:
-    versions, and the GPU's state. peers: others that were timed. ceiling: what the CPU can multiply
+    """What a comparison found. device: the GPU, None without one; context: versions, the CPU and
+    its instruction set. peers: others that were timed. ceiling: what the CPU can multiply
     at most, where products were timed on it."""
 
     file: str
@@ -98,10 +99,8 @@ def compare(
         made, result = _explained(one, comparison, target, first)
         explained.append(made)
         first = Baseline(one.name, result) if first is None and result is not None else first
-    beside, turns = (
-        timed(comparison, explained, gpu is not None, limits, peers) if time else ([], [])
-    )
-    large = comparison.large
+    others, turns = timed(comparison, explained, bool(gpu), limits, peers) if time else ([], [])
+    large, processor = comparison.large, {"cpu": report()["cpu"], "isa": active().name}
     return Result(
         file=path.name,
         sizes=dict(large.sizes),
@@ -112,10 +111,10 @@ def compare(
         device=gpu[0] if gpu else None,
         variants=tuple(explained),
         changes=tuple(change(a, b) for a, b in pairwise(explained)),
-        peers=tuple(beside),
+        peers=tuple(others),
         ceiling=next((one.ceiling for one in turns if one.ceiling is not None), None),
         notes=tuple(note for one in turns for note in one.notes),
-        context={"versions": versions(), "commit": commit()},
+        context={"versions": versions(), "commit": commit(), **processor},
     )
 
 

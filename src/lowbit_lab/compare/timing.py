@@ -30,7 +30,7 @@ _REFUSALS = (ImportError, ValueError, RuntimeError, NotImplementedError)
 
 @dataclass
 class Turns:
-    """Who is timed, on what; and what is told about who is not.
+    """What is timed on one device, and notes on what was left out.
 
     calls: by name. ceiling: what the machine can multiply at most, where products are timed on the
     CPU.
@@ -46,10 +46,9 @@ class Turns:
     def add_variant(self, variant: Variant, one: Explained) -> None:
         """With arrays of its own, after its result was checked at these sizes too."""
         language = language_of(variant.kernel, "compile")
-        arrays: dict[str, Any] = self.problem.arrays(variant)
-        if self.gpu:
-            arrays = _on_gpu(arrays)
         try:
+            arrays: dict[str, Any] = self.problem.arrays(variant)
+            arrays = _on_gpu(arrays) if self.gpu else arrays
             call = language.call(variant, one.built, self.problem, arrays)
             call()
             result = _array(arrays[self.problem.result])
@@ -67,13 +66,13 @@ class Turns:
 
     def add_peer(self, one: Timed, peer: Peer, reason: str | None) -> None:
         """Whose error is shown, whatever that is; unless there is a reason to leave it out."""
-        inputs: dict[str, Any] = {n: one.copy() for n, one in self.problem.inputs.items()}
+        inputs: dict[str, Any] = {n: array.copy() for n, array in self.problem.inputs.items()}
         try:
             if reason is not None:
                 raise RuntimeError(reason)
             call, read_result = _prepared(peer, _on_gpu(inputs) if self.gpu else inputs)
             one.error = self.problem.error(read_result(call()))
-        except _REFUSALS as error:
+        except Exception as error:  # on a GPU nobody has tried it before
             self._leave_out(one.name, _line(error))
             return
         self.calls[one.name] = call
@@ -117,9 +116,7 @@ def timed(
         turns = Turns(comparison.large, on_gpu)
         found.append(turns)
         if on_gpu and not gpu:
-            turns.notes.append(
-                "what runs on a GPU was not timed: there is none that PyTorch can use"
-            )
+            turns.notes.append("what runs on a GPU was not timed: PyTorch can use none")
             continue
         clock = _clock(on_gpu)
         with clock.using(1):
@@ -190,7 +187,8 @@ def _reasons(path: Path, sizes: Mapping[str, int]) -> Generator[str | None, str,
             name = yield reason
             reason = None
             try:
-                call, read_result = _prepared(comparison.peers[name], comparison.large.inputs)
+                inputs = {n: array.copy() for n, array in comparison.large.inputs.items()}
+                call, read_result = _prepared(comparison.peers[name], inputs)
                 read_result(call())
             except _REFUSALS as error:
                 reason = _line(error)

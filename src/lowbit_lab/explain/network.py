@@ -135,7 +135,7 @@ def profile(
 ) -> Profile:
     """Profile a network on one sample.
 
-    what: as `find` of lab/networks/source.py takes it, or a folder that `lowbit quantize` wrote, or
+    what: as `find` of models/source.py takes it, or a folder that `lowbit quantize` wrote, or
     a file of `lowbit.graph.save`, which is quantized already. config: "static", "dynamic" or
     "int4", None to leave it as it is. data: to calibrate with; random if nobody says. ValueError:
     there is no such thing, or threads below 1.

@@ -40,7 +40,7 @@ class CpuKernel:
 
     A pointer that is no tensor of the specification, scratch for example, is given as an array, a
     function of the sizes that makes one, or None where the text does not use it. One that is an
-    input in another layout is given as a `Packed` of lab/run/bind.py.
+    input in another layout is given as a `lowbit_lab.Packed`. ValueError for an unknown set.
     """
 
     kernel: Kernel
@@ -48,6 +48,9 @@ class CpuKernel:
     static: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(
         default_factory=dict[str, Any]
     )
+
+    def __post_init__(self) -> None:
+        list(map(instruction_sets.named, self.sets))
 
     @property
     def sets(self) -> tuple[str, ...]:

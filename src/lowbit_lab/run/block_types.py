@@ -23,7 +23,7 @@ def replacements(tl: Any, semantic: Any) -> Iterator[tuple[Any, str, Callable[..
 def _block(original: Callable[..., None], tl: Any) -> Callable[..., None]:
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
 
-    def made(self: Any, element_ty: Any, shape: Any) -> None:
+    def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
         lengths = shape.values if isinstance(shape, tl.tuple) else shape
         # 4.0 and True would find what belongs to 4 and 1; other kinds are for Triton to refuse.
         if not isinstance(element_ty, tl.dtype) or any(type(n) is not int for n in lengths):
@@ -35,14 +35,14 @@ def _block(original: Callable[..., None], tl: Any) -> Callable[..., None]:
             known[key] = dict(vars(self))
         vars(self).update(known[key], element_ty=element_ty)
 
-    return made
+    return init_block_type
 
 
 @cache
 def _tensor(original: Callable[..., None]) -> Callable[..., None]:
     known: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
-    def made(self: Any, handle: Any, type: Any) -> None:
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
         key = tuple(type.shape.values) if type.is_block() else ()
         if key not in known:
             original(self, handle, type)
@@ -50,15 +50,15 @@ def _tensor(original: Callable[..., None]) -> Callable[..., None]:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = known[key]
 
-    return made
+    return init_tensor
 
 
 @cache
 def _broadcast(original: Callable[..., Any]) -> Callable[..., Any]:
-    def pair(self: Any, left: Any, right: Any) -> Any:
+    def broadcast(self: Any, left: Any, right: Any) -> Any:
         a, b = left.type, right.type
         if a.is_block() and b.is_block() and a.shape.values == b.shape.values:
             return left, right
         return original(self, left, right)
 
-    return pair
+    return broadcast

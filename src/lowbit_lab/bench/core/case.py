@@ -185,7 +185,7 @@ class Implementation:
         return self.remark
 
     def serve(self, work: Any) -> Mapping[str, Callable[..., Any]]:
-        """In a process of its own, see `clock.Processes`: by question, what answers it. READY's
+        """In a process of its own, see `cpu.Processes`: by question, what answers it. READY's
         answer is the first, without a question."""
         raise NotImplementedError
 

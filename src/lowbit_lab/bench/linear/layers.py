@@ -75,8 +75,8 @@ class GpuTask(Problem):
             values = (groups / scale.float()[:, :, None]).round().clamp(-8, 7) + 8
             weight = values.to(torch.uint8).view(N, K), scale
             kind = _FOUR_BITS[case.dtypes]
-            served = FORMATS[case.dtypes].choice(gpu_of(device), M, N, K)
-            if device.type == "cuda" and served.kernel == "few_rows_kernel":
+            choice = FORMATS[case.dtypes].choice(gpu_of(device), M, N, K)
+            if device.type == "cuda" and choice.kernel == "few_rows_kernel":
                 kind = None  # few rows stay floats there
             return cls(case, x, *weight, *(_rows(x, kind) if kind else ()))
         if case.dtypes == "w8a16":
@@ -268,7 +268,7 @@ def weight_bytes(case: Case) -> int:
 def least_bytes(case: Case) -> int:
     """That must be moved: the weight, the activations, the result in 16 bits."""
     M, N, K = (case.sizes[name] for name in "MNK")
-    each = 2 if FORMATS[case.dtypes].way == "bfloat16" else 1
+    each = 2 if FORMATS[case.dtypes].way == "bfloat16" or case.dtypes in _FOUR_BITS else 1
     return weight_bytes(case) + each * M * K + 2 * M * N
 
 
