@@ -1,8 +1,8 @@
 """The sum of a tensor over the processes of a group, all of them GPUs of one host or not.
 
-A step of a language model sums a few rows twice a layer. NCCL takes some 25 µs for that on an H200,
-whatever their size; a kernel that reads the others' rows through NVLink takes a fraction of it.
-PyTorch has such a kernel, for memory that the processes share ("symmetric memory").
+A step of a language model sums a few rows twice a layer. Between two H200s NCCL takes 11 to 14 µs
+for 8 to 512 KiB; a kernel that reads the others' rows through NVLink takes 7 to 11. PyTorch has
+one, for memory that the processes share ("symmetric memory").
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def show_record(file: Path, json_file: str | None, html_file: str | None) -> Non
     from lowbit_lab.bench.core.suite import Suite, suites
 
     record = read(file)
-    # Of a suite that there is no more, as a plain table.
+    # A record of a suite that no longer exists is shown as a plain table.
     suite = suites.get(record.suite)() if record.suite in suites.names() else Suite()
     with output(json_file, html_file) as show:
         title, figures = f"lowbit: {record.suite}", lambda: charts.of_record(record)

@@ -4,8 +4,8 @@ or on a GPU."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from lowbit_lab.backends.language import language_of
 from lowbit_lab.bench.core.clock import Limits, Samples, paired_ratio, quantiles
 from lowbit_lab.bench.core.context import Clock
 from lowbit_lab.bench.core.cpu import Cpu
+from lowbit_lab.bench.core.isolated import trials
 from lowbit_lab.bench.core.peak import Ceiling, measure
-from lowbit_lab.bench.core.remote import Remote, RemoteError
+from lowbit_lab.bench.core.remote import Remote
 from lowbit_lab.compare.explain import Explained, Timed
 from lowbit_lab.compare.problem import Baseline, Problem, Variant, idea_of
 from lowbit_lab.source import Comparison, Peer, read
 
-_TRIAL_SECONDS = 300.0
 _REFUSALS = (ImportError, ValueError, RuntimeError, NotImplementedError)
 """By which a peer says that it does not do it, or not here."""
 
@@ -162,20 +162,8 @@ def _line(error: Exception) -> str:
 
 def _refused(comparison: Comparison, names: Sequence[str]) -> dict[str, str]:
     """Call peers once in a process of its own, which may crash: why not to use them, by name."""
-    reasons: dict[str, str] = {}
-    left = [*names]
-    while left:
-        with closing(Remote(_reasons, comparison.path, comparison.large.sizes)) as process:
-            process.answer(_TRIAL_SECONDS)
-            while left:
-                name = left.pop(0)
-                try:
-                    reason = process.ask(name, _TRIAL_SECONDS)
-                except RemoteError as error:
-                    reasons[name] = f"tried in a process of its own: {error}"
-                    break
-                reasons |= {} if reason is None else {name: reason}
-    return reasons
+    start = partial(Remote, _reasons, comparison.path, comparison.large.sizes)
+    return {name: why for refused, _ in trials(start, names) for name, why in refused.items()}
 
 
 def _reasons(path: Path, sizes: Mapping[str, int]) -> Generator[str | None, str, None]:

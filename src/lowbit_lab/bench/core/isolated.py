@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -107,23 +107,34 @@ def attempt(
     """
     reasons: dict[Case, str] = {}
     kernels: dict[str, str] = {}
-    left = list(dict.fromkeys(suite.tried(case) for case in cases))
-    while left:
-        with closing(Remote(_reasons, suite, implementation, seed, ONEDNN_VERBOSE="1")) as process:
-            process.answer(_TRIAL_SECONDS)
-            while left:
-                case = left.pop(0)
-                try:
-                    reason = process.ask(case, _TRIAL_SECONDS)
-                except RemoteError as error:
-                    reasons[case] = f"tried in a process of its own: {error}"
-                    break
-                if reason is not None:
-                    reasons[case] = reason
-            found = _ONEDNN_EXEC.finditer(process.printed())
-            kernels |= {match["shape"]: match["kernel"] for match in found}
+    start = partial(Remote, _reasons, suite, implementation, seed, ONEDNN_VERBOSE="1")
+    for refused, printed in trials(start, dict.fromkeys(map(suite.tried, cases))):
+        reasons |= refused
+        found = _ONEDNN_EXEC.finditer(printed)
+        kernels |= {match["shape"]: match["kernel"] for match in found}
     refused = {case: reasons[suite.tried(case)] for case in cases if suite.tried(case) in reasons}
     return refused, kernels
+
+
+def trials(
+    start: Callable[[], Remote], tried: Iterable[Any]
+) -> Iterator[tuple[dict[Any, str], str]]:
+    """Ask a process, and after a crash another one, of each of these why not to use it: what each
+    process said, by what it was asked, and what it printed."""
+    left = [*tried]
+    while left:
+        reasons: dict[Any, str] = {}
+        with closing(start()) as process:
+            process.answer(_TRIAL_SECONDS)
+            while left:
+                asked = left.pop(0)
+                try:
+                    reason = process.ask(asked, _TRIAL_SECONDS)
+                except RemoteError as error:
+                    reasons[asked] = f"tried in a process of its own: {error}"
+                    break
+                reasons |= {} if reason is None else {asked: reason}
+            yield reasons, process.printed()
 
 
 def _reasons(suite: Suite, one: Implementation, seed: int) -> Generator[str | None, Case, None]:
