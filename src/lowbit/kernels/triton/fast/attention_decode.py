@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from lowbit.kernels.triton.fast.attention import LOG2_E, causal, padded_head
 from lowbit.kernels.triton.fast.key_value_cache import cache_arguments, offsets, slots
@@ -277,6 +278,7 @@ def decode_kernel(
     SCALED: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr,
     LIVE: tl.constexpr, ALIKE: tl.constexpr,
     SIZE: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
+    CHAINED: tl.constexpr = False,
 ):  # fmt: skip
     """A part of the keys for a tile of queries; z [batch, heads of q, QUERIES, size].
 
@@ -286,6 +288,8 @@ def decode_kernel(
     log2(e); with CAP it is that of the exponent of tanh. Words at met_ptr, one for each tile, are 0
     before and after.
     """
+    if CHAINED:
+        gdc_wait()
     split, batch, head = tl.program_id(0), tl.program_id(2), tl.program_id(1) % heads
     column = tl.arange(0, SIZE)
     row = tl.program_id(1) // heads * ROWS + tl.arange(0, ROWS)
@@ -395,5 +399,5 @@ def attention_decode(
         "SPLITS": triton.next_power_of_2(splits),
     }
     options = config.options | {"num_warps": config.warps(rows)}
-    launch(decode_kernel, (splits, tiles, batch), arguments, **options)
+    launch(decode_kernel, (splits, tiles, batch), arguments, chained=True, **options)
     return z

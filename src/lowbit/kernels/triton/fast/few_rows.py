@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.language.extra.cuda import gdc_wait
 
 from lowbit.kernels.triton.fast.fragments import (
     barrier,
@@ -79,7 +80,7 @@ def few_rows_kernel(
     PLANES: gl.constexpr, GROUP: gl.constexpr, REAL: gl.constexpr, HALF: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
-    EXPERTS: gl.constexpr, GATHERED: gl.constexpr,
+    EXPERTS: gl.constexpr, GATHERED: gl.constexpr, CHAINED: gl.constexpr = False,
 ):  # fmt: skip
     """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and BLOCK_M m; GROUP: the k that share a
     word; padded: the rows of tiles, N for each of EXPERTS. GATHERED: row m is x[rows[m]]."""
@@ -90,6 +91,8 @@ def few_rows_kernel(
     OF_X: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
     SCALED: gl.constexpr = GROUP < 128
     block, tile, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    if CHAINED:
+        gdc_wait()
     m0, last, below = block_of_rows(block, M, N, ends_ptr, experts, BLOCK_M, EXPERTS)
     if EXPERTS > 0:  # noqa: SIM102  # the compiler takes the first, the GPU the second
         if m0 >= last:
