@@ -53,14 +53,15 @@ def rules() -> tuple[Rule, ...]:
              "products, loads and sums decide how many k."),
         Rule(VNNI, "43x2018:2018x9", "u8:s8:s32", "The same."),
         Rule(VNNI, "300x4096:4096x4096", "s8:s8:s32",
-             "Signed rows become unsigned while they are packed, once for each item where items are "
-             f"{dispatch._FUSED_COLUMNS} columns wide."),
+             "Signed rows become unsigned while they are packed, once for each item where items "
+             f"are {dispatch._FUSED_COLUMNS} columns wide."),
         Rule(VNNI, "2048x2048:2048x4096", "s8:s8:s32",
              "Rows that exceed the second level would be packed more than "
              f"{dispatch._PACKED_AGAIN} times."),
         Rule(VNNI, "512x14336:14336x4096", "s8:s8:s32",
              f"Half of the second level holds fewer than {micro_kernel._FEWEST_COLUMNS} columns of "
-             f"the whole K, and there are more than {few}: sums wait in memory for the next block."),
+             f"the whole K, and there are more than {few}: sums wait in memory for the next "
+             "block."),
         Rule(VNNI, "32x14336:14336x4096", "s8:s8:s32",
              f"{few} or fewer need each panel once or twice."),
         Rule(VNNI, "197x768:768x3072", "f32:s8:f32",
