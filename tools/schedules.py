@@ -47,40 +47,41 @@ def rules() -> tuple[Rule, ...]:
     return (
         Rule(VNNI, "512x768:768x768", "u8:s8:s32",
              f"Unsigned rows, {in_place.ROWS} or more and K above {vectors._FEW_QUADS * QUAD}, are "
-             "read again from near for each step; to pack them goes through memory once more."),
+             "read from cache for each step; packing would write them to memory once more."),
         Rule(VNNI, "400x1024:1024x1", "u8:s8:s32",
-             "Few columns: vectors of more k of each multiply no zeros of a panel. How many k goes "
-             "by the cycles of products, loads and sums."),
+             "Few columns: vectors with more k of each column multiply no padding. The cycles of "
+             "products, loads and sums decide how many k."),
         Rule(VNNI, "43x2018:2018x9", "u8:s8:s32", "The same."),
         Rule(VNNI, "300x4096:4096x4096", "s8:s8:s32",
-             "Signed rows are made unsigned as they are packed, for each item anew where items are "
-             f"{dispatch._FUSED_COLUMNS} columns wide."),
+             "Signed rows become unsigned while they are packed, once for each item where items "
+             f"are {dispatch._FUSED_COLUMNS} columns wide."),
         Rule(VNNI, "2048x2048:2048x4096", "s8:s8:s32",
              "Rows that exceed the second level would be packed more than "
              f"{dispatch._PACKED_AGAIN} times."),
         Rule(VNNI, "512x14336:14336x4096", "s8:s8:s32",
              f"Half of the second level holds fewer than {micro_kernel._FEWEST_COLUMNS} columns of "
-             f"the whole K, and there are more than {few}: sums wait in memory for the next span."),
+             f"the whole K, and there are more than {few}: sums wait in memory for the next "
+             "block."),
         Rule(VNNI, "32x14336:14336x4096", "s8:s8:s32",
              f"{few} or fewer need each panel once or twice."),
         Rule(VNNI, "197x768:768x3072", "f32:s8:f32",
-             "To quantize floats again takes longer than a barrier."),
+             "Quantizing floats twice takes longer than a barrier."),
         Rule(VNNI, "20000x4096:4096x4096", "f32:s8:f32",
              f"Packed rows take {dispatch._WORKSPACE >> 20} MiB at most."),
         Rule(VNNI, "16x4096:4096x4096", "u8:u4:s32",
              "Nibbles become bytes in the registers that multiply them."),
         Rule(VNNI, "13067x256:256x2308", "u8:s8:s32",
              f"Outputs of more than 4 times the second level, with K from "
-             f"{dispatch._SHORTEST_STREAMED} on, would only evict."),
+             f"{dispatch._SHORTEST_STREAMED} on, would evict operands."),
         Rule(AMX, "256x256:256x256", "u8:s8:s32",
              "Rows of bytes are packed as fast as they are copied."),
         Rule(AMX, "43x2018:2018x9", "u8:s8:s32",
-             "All columns are met in one step, so packed rows would be read once."),
+             "One step has all columns, so packed rows would be read once."),
         Rule(AMX, "256x4096:4096x4096", "u8:s8:s32",
-             "A step's rows are at least twice the nearest cache and all rows fit into the second "
-             f"level, panels do not. On one thread, from {LINE + 1} rows on."),
+             "A step's rows are at least twice the first-level cache, all rows fit into the second "
+             f"level, and panels do not. On one thread, from {LINE + 1} rows on."),
         Rule(AMX, "512x14336:14336x4096", "u8:s8:s32",
-             "A long K, as above: lines are packed in the course of their first products."),
+             "A long K: lines are packed in the course of their first products."),
         Rule(AMX, "512x512:512x512", "u8:u4:s32", "Panels become bytes once for an item."),
         Rule(AMX, "64x1024:1024x512", "u8:s8:s32",
              f"Below {dispatch._ALONE:,} cycles one thread; of more, one for each "
@@ -94,21 +95,21 @@ def schedule(product: Product, plan: Plan) -> str:
     shape, parts = plan.shape, list[str]()
     if shape.in_place:
         long = f", {shape.piece} bytes at once" if shape.piece > QUAD else ""
-        parts.append(f"rows read where they lie{long}")
+        parts.append(f"A not packed{long}")
     else:
-        parts.append("rows packed beside their products" if plan.fused else "rows packed before")
+        parts.append("A packed step by step" if plan.fused else "A packed before")
     if plan.chunk_rows < product.m:
         parts.append(f"chunks of {plan.chunk_rows:,} rows")
     if shape.span:
-        parts.append(f"spans of {shape.span * LINE:,} k")
+        parts.append(f"K blocks of {shape.span * LINE:,}")
     if shape.ring:
         parts.append(f"a ring of {shape.ring} blocks of lines")
     if shape.panels_stay:
-        parts.append(f"{shape.panels} panels stay, rows pass by")
+        parts.append(f"{shape.panels} panels stationary")
     if product.b.stored != "s8":
-        parts.append("nibbles unpacked " + ("in registers" if shape.nibbles else "beforehand"))
+        parts.append("nibbles unpacked " + ("in registers" if shape.nibbles else "before"))
     if dispatch.outgrows_caches(product, plan):
-        parts.append("output past the caches")
+        parts.append("streaming stores")
     if product.threads < 0:
         parts.append(f"{plan.threads} of {-product.threads} threads")
     parts.append(f"steps of {plan.block_rows * shape.row_blocks} × {shape.panels * PANEL}")
