@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from convolution_sums import convolution_sums, transposed_convolution_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ from lowbit.product.geometry import MODES, Geometry, line_table
 from lowbit.product.prepare import prepare
 from lowbit.product.product import Convolution, Product
 from lowbit.product.requests import convolved
-from lowbit.spec.operations.convolution import convolution_sums, transposed_convolution_sums
 
 pytestmark = pytest.mark.slow
 

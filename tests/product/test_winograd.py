@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from convolution_sums import convolution_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from lowbit.product.convolution import prepare_convolution
 from lowbit.product.convolve import _requested
 from lowbit.product.geometry import Geometry
 from lowbit.product.product import Convolution
-from lowbit.spec.operations.convolution import convolution_sums
 
 SETS = tuple(name for name in available() if winograd_tiles.may_serve(named(name)))
 

@@ -47,11 +47,10 @@ def compile_ahead(
 ) -> Compiled:
     """Compile a function under triton.jit, or gluon.jit, for a compute capability such as 80 or 90.
 
-    arguments: for every parameter that has no default a type ("*bf16", "i32", "fp32"), taken as
-    aligned to 16, or as divisible by 16; "i32:1" for a number that is not; "tensordesc<bf16[1, 64]>"
+    arguments: for every parameter without a default a type ("*bf16", "i32", "fp32"), taken as
+    aligned to 16, or divisible by 16; "i32:1" for a number that is not; "tensordesc<bf16[1, 64]>"
     for a descriptor; a tuple of these for a tuple. Any other value is a constexpr's. options:
-    num_warps and the like.
-    Raises what Triton's compiler raises; ValueError for a missing argument.
+    num_warps and the like. Raises what Triton's compiler does; ValueError for a missing argument.
     """
     import triton
     from triton import knobs

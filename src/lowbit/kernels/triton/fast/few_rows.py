@@ -85,8 +85,7 @@ def few_rows_kernel(
     """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and BLOCK_M m; GROUP: the k that share a
     word; padded: the rows of tiles, N for each of EXPERTS. GATHERED: row m is x[rows[m]]."""
     WARPS: gl.constexpr = gl.num_warps()
-    MMA: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])  # fmt: skip
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     OF_X: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
     SCALED: gl.constexpr = GROUP < 128
@@ -112,8 +111,7 @@ def few_rows_kernel(
         _load_x(begin + ahead, end, ahead, xs, of_x, xk, there, K)
         load_weight(begin + ahead, end, ahead, ws, ss, of_tile, of_words, inside, padded, PLANES,
                     GROUP)  # fmt: skip
-    total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
-    stage = 0
+    total, stage = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA), 0
     for step in range(begin, end):
         async_copy.wait_group(STAGES - 2)
         barrier()
@@ -133,6 +131,6 @@ def few_rows_kernel(
             scale = scales_of(ss.index(stage).load(gl.SliceLayout(1, MMA)), REAL)
             total += part * gl.expand_dims(scale, 1)
         stage = (stage + 1) % STAGES
-    met = block * gl.num_programs(1) + tile
-    finish(total, met, split, tile * BLOCK_N, m0, last, M, N, z_ptr, bias_ptr, residual_ptr,
-           part_ptr, met_ptr, None, BIAS, RESIDUAL, ACTIVATION, SPLITS, GATED)  # fmt: skip
+    finish(total, block * gl.num_programs(1) + tile, split, tile * BLOCK_N, m0, last, M, N, z_ptr,
+           bias_ptr, residual_ptr, part_ptr, met_ptr, None, BIAS, RESIDUAL, ACTIVATION, SPLITS,
+           GATED)  # fmt: skip
