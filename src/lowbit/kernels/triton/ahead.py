@@ -105,9 +105,8 @@ def compile_ahead(
 
 def _printed(tool: Path, file: str) -> str:
     """Registers and memory, then the instructions."""
-    done = subprocess.run(
-        [tool, "-res-usage", "-sass", file], capture_output=True, text=True, check=False
-    )
+    command = [tool, "-res-usage", "-sass", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{tool.name} failed: {done.stderr.strip()}")
     return done.stdout
