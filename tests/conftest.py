@@ -7,6 +7,8 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable
+from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test that is marked `pairs`, every second combination of its parameters."""
+    """Of a test that is marked `pairs`, some combinations of its parameters."""
     if not config.getoption("--all-combinations"):
-        left = [item for item in items if item.get_closest_marker("pairs") and _odd(item)]
+        left = [item for item in items if item.get_closest_marker("pairs") and not _kept(item)]
         config.hook.pytest_deselected(items=left)
         gone = set(left)
         items[:] = [item for item in items if item not in gone]
@@ -56,10 +58,28 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _odd(item: pytest.Item) -> bool:
-    """Whether the places of its parameters in their lists have an odd sum."""
+def _kept(item: pytest.Item) -> bool:
+    """Whether its combination of parameters is one that is run."""
     params: dict[str, Any] = item.callspec.params  # type: ignore[attr-defined]
-    return sum(_place(mark, params) for mark in item.iter_markers("parametrize")) % 2 > 0
+    marks = list(item.iter_markers("parametrize"))
+    places = tuple(_place(mark, params) for mark in marks)
+    return places in _combinations(tuple(len(mark.args[1]) for mark in marks))
+
+
+@cache
+def _combinations(counts: tuple[int, ...]) -> set[tuple[int, ...]]:
+    """Of so many values for each parameter: of two parameters every second combination, of more as
+    many as let every two values meet. Each time that one of which most pairs are new."""
+    every = list(product(*map(range, counts)))
+    if sum(count > 1 for count in counts) < 3:
+        return {places for places in every if sum(places) % 2 == 0}
+    pairs = {places: set(combinations(enumerate(places), 2)) for places in every}
+    apart, taken = set().union(*pairs.values()), set[tuple[int, ...]]()
+    while apart:
+        best = max(every, key=lambda places: len(pairs[places] & apart))
+        taken.add(best)
+        apart -= pairs[best]
+    return taken
 
 
 def _place(mark: pytest.Mark, params: dict[str, Any]) -> int:

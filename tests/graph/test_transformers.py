@@ -57,7 +57,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "Phi3": _DECODER,
     "Qwen2": _DECODER,
     "Qwen3": {**_DECODER, "head_dim": 16},
-    "Roberta": _SIZES,
+    "Roberta": _SIZES,  # also XLM-RoBERTa, whose files have the same nodes
     "Swinv2": {
         "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2],
         "window_size": 4,
@@ -66,7 +66,6 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
         **_SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 10, "pad_token_id": 0,
         "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
     },
-    "XLMRoberta": _SIZES,
 }  # fmt: skip
 
 

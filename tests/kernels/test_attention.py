@@ -219,6 +219,7 @@ def _everywhere(p: Problem, interpret: bool = True) -> None:
             assert _run(p, isa, products, 1, True).tobytes() == got.tobytes(), (isa, products)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("tokens", [1, 2, 15, 17, 64, 197, 1000])
 @pytest.mark.parametrize("formats", ["f32 f32", "bf16 bf16", "u8 s8", "s8 f32", "f32 u8"])
 def test_tokens(tokens: int, formats: str) -> None:
@@ -226,6 +227,7 @@ def test_tokens(tokens: int, formats: str) -> None:
     _everywhere(_problem(AttentionForm(inputs, out), tokens, tokens, 64), tokens < 60)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dim", [1, 8, 40, 64, 80, 128])
 @pytest.mark.parametrize("inputs", ["f32", "bf16", "u8"])
 def test_head_dimensions(dim: int, inputs: str) -> None:
@@ -243,11 +245,11 @@ def test_heads_that_share_keys() -> None:
     _everywhere(_problem(AttentionForm("f32", "f32"), 9, 20, 16, heads=6, key_heads=2, batch=2))
 
 
-@pytest.mark.parametrize("sizes", [(70, 70), (40, 90), (90, 40)])
+@pytest.mark.parametrize("sizes", [(70, 70), (18, 50), (90, 40)])
 @pytest.mark.parametrize("inputs", ["f32", "s8"])
 def test_causal(sizes: tuple[int, int], inputs: str) -> None:
     p = _problem(AttentionForm(inputs, "f32"), *sizes, 24, 32, causal=True)
-    _everywhere(p, interpret=sizes[0] == 40)
+    _everywhere(p, interpret=sizes[0] == 18)
 
 
 @pytest.mark.parametrize("sizes", [(70, 70), (40, 290), (90, 40)])
@@ -267,6 +269,7 @@ def test_windows_of_pairs(micro: FloatMicro, monkeypatch: pytest.MonkeyPatch) ->
         _check(p, _run(p, "generic", "bf16", interpret=True), *_exact(p, True))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("shape", [(1, 1, 1, 45), (2, 1, 1, 45), (1, 3, 37, 45), (2, 3, 37, 45)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks(shape: tuple[int, ...], causal: bool) -> None:

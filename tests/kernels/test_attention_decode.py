@@ -79,6 +79,7 @@ def close(got: Tensor, wanted: Tensor, unit: float) -> None:
     assert error <= 6 * unit * wanted.abs().max().item()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("config", [WHOLE, SPLIT], ids=["whole", "split"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
@@ -139,6 +140,7 @@ def cut(cache: Cache, page: int) -> tuple[Cache, Tensor]:
     return {name: paged(x, page, table) for name, x in cache.items()}, table
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("config", [WHOLE, SPLIT], ids=["whole", "split"])
 @pytest.mark.parametrize("page", [None, 1, 16, 24])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -146,7 +148,7 @@ def cut(cache: Cache, page: int) -> tuple[Cache, Tensor]:
 def test_caches(
     kind: torch.dtype | None, dtype: torch.dtype, page: int | None, config: DecodeConfig
 ) -> None:
-    """What the writer wrote, in two steps, is what attention reads, in pages and not."""
+    """What the writer wrote, in steps, is what attention reads, in pages and not."""
     q, k, v = drawn(3, 4, 2, 2, 48, 32, dtype)
     k[:, :, ::5] *= 0.01
     v[1, 1, 7] = 0.0
@@ -156,23 +158,27 @@ def test_caches(
         empty |= {f"{name}_scale": torch.zeros(k.shape[:3]) for name in "kv"}
     cache, table = (empty, None) if page is None else cut(empty, page)
     plain = {name: x.clone() for name, x in cache.items()}
-    first = torch.zeros(3, dtype=torch.int32)
     new = torch.stack([k[b, :, n - 2 : n] for b, n in enumerate(lengths.tolist())])
     values = torch.stack([v[b, :, n - 2 : n] for b, n in enumerate(lengths.tolist())])
 
-    def fill(held: Cache) -> None:
+    def write(held: Cache, k: Tensor, v: Tensor, at: Tensor) -> None:
         scales = {name: held.get(name) for name in ("k_scale", "v_scale")}
-        write_cache(
-            k[:, :, :46], v[:, :, :46], held["k"], held["v"], first, block_table=table, **scales
-        )
-        write_cache(new, values, held["k"], held["v"], lengths - 2, block_table=table, **scales)
+        write_cache(k, v, held["k"], held["v"], at, block_table=table, **scales)
 
+    def prompt(held: Cache, first: int, last: int) -> None:
+        write(held, k[:, :, first:last], v[:, :, first:last], torch.full((3,), first))
+
+    # Most of the prompt by PyTorch; across a page's end, and what is new, in the interpreter.
+    prompt(cache, 0, 30)
+    prompt(cache, 35, 46)
     with interpreter():
-        fill(cache)
+        prompt(cache, 30, 35)
+        write(cache, new, values, lengths - 2)
         scales: Any = [cache.get(name) for name in ("k_scale", "v_scale")]
         decode: Any = fast.attention_decode
         z = decode(q, cache["k"], cache["v"], lengths, table, *scales, 0, 0.0, 0.3, config)
-    fill(plain)
+    prompt(plain, 0, 46)
+    write(plain, new, values, lengths - 2)
     for name, x in cache.items():
         assert torch.equal(x.view(torch.uint8), plain[name].view(torch.uint8)), name
     if kind is not None:
@@ -315,6 +321,7 @@ def compiled(kernel: Any, sm: int, options: dict[str, int], **given: Any) -> Any
 
 
 @pytest.mark.slow
+@pytest.mark.pairs
 @pytest.mark.parametrize("cache", ["bf16", "i8", "fp8"])
 @pytest.mark.parametrize(
     ("size", "rows", "given"),

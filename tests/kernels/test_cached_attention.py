@@ -99,6 +99,7 @@ def test_steps_of_several_sequences(heads, dtype, isa):
     assert (outs[0] == outs[1]).all()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
@@ -111,6 +112,7 @@ def test_chunks_of_a_prompt(heads, dtype, isa, first, rows):
         check(given, graph, out, cache, 1e-6 if dtype == "float32" else 2e-2)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("limits", LIMITS, ids=str)

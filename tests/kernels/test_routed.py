@@ -84,6 +84,7 @@ def test_experts_are_linear_layers(sizes, form, isa):
                 np.testing.assert_allclose(out, want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("isa", list(SETS))
 @pytest.mark.parametrize("form", [one for one in FORMS if one != "floats"])
 def test_the_text_on_sets_of_any_machine(form, isa, monkeypatch):

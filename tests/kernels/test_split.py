@@ -136,6 +136,7 @@ def served_by(a: np.ndarray, packed: PackedMatrix) -> str:
     return plan.micro.name
 
 
+@pytest.mark.pairs
 @needs_avx2
 @pytest.mark.slow
 @pytest.mark.parametrize("fill", ["full range", "normal", "one column"])

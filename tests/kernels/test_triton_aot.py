@@ -81,6 +81,7 @@ def test_softmax(name: str, shape: tuple[int, int, int], type_: str, sm: int) ->
     assert (made.count("ATOMG") + made.count("ATOM") > 0) == (length > chunk)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("shape", [(4096, 4096, 1), (131072, 4096, 1)])
@@ -96,6 +97,7 @@ def test_norm(name: str, shape: tuple[int, int, int], type_: str, sm: int) -> No
     assert made.count("STG.E.128") > 0
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("shape", [(4097, 4096), (50257, 8192)])
@@ -137,6 +139,7 @@ def _tables() -> list[Any]:
     return list(alike.values())
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("kernel", "sm", "type_", "length", "config", "flags"), _tables())
 def test_what_the_tables_say(
     kernel: Any, sm: int, type_: str, length: int, config: Any, flags: dict[str, bool]
@@ -154,6 +157,7 @@ def test_what_the_tables_say(
         assert made.registers < 2 * held + 32
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
 def test_sums(type_: str, sm: int) -> None:
@@ -178,6 +182,7 @@ def test_sums(type_: str, sm: int) -> None:
     assert made.count("STG.E.128") > 0
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize(("last", "splits"), [(False, 1), (True, 1), (True, 4)])
@@ -206,6 +211,7 @@ def test_conv2d(last: bool, splits: int, type_: str, sm: int) -> None:
     assert compiled.count("STG.E.128") > 0
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("name", list(teaching_kernels()))
 def test_teaching_kernel(name: str, sm: int) -> None:

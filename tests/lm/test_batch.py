@@ -18,7 +18,7 @@ PROMPTS = (
     "What is the capital of France?", "Name three colours.", "Hi", "Say hello in Spanish.",
     "What is two plus three?", "What do bees make?",
 )  # fmt: skip
-LONG = "Read this list: " + ", ".join(map(str, range(150)))  # several chunks
+LONG = "Read this list: " + ", ".join(map(str, range(70)))  # several chunks
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +51,13 @@ def test_texts_together_are_those_of_each(lm, alone):
 def test_a_common_beginning_is_computed_once(lm):
     """What sequences that ended know is forgotten first, so that it can't serve."""
     system = {"role": "system", "content": f"Answer in a word. {LONG}"}
-    chats = [[system, {"role": "user", "content": prompt}] for prompt in (*PROMPTS, "Hi there")]
+    chats = [[system, {"role": "user", "content": prompt}] for prompt in (*PROMPTS[:4], "Hi there")]
     expected = []
     for chat in chats:
         lm._known |= {slot: [] for slot in lm._known}
-        expected.append("".join(lm.generate(chat, max_tokens=6)))
+        expected.append("".join(lm.generate(chat, max_tokens=3)))
     lm._known |= {slot: [] for slot in lm._known}
-    streams = lm.generate_many(chats, max_tokens=6)
+    streams = lm.generate_many(chats, max_tokens=3)
     assert ["".join(stream) for stream in streams] == expected
     assert streams[0].known_tokens == 0
     shared = len(lm.tokenizer.encode(LONG))
@@ -94,7 +94,7 @@ def test_steps_are_shared(lm, alone, monkeypatch):
         assert second.prompt_seconds > 0
         text = "".join(second)
     assert text == "".join(lm.generate(f"Another one. {LONG}", max_tokens=3))
-    assert counts[:4] == [1] * 4
+    assert counts[:3] == [1] * 3
     assert max(counts) == 2
 
 

@@ -299,7 +299,7 @@ def test_copies_make_words_of_their_own() -> None:
     np.testing.assert_array_equal(lowbit.convolution(x, copied, padding=1), first)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 14), st.integers(1, 14)),
     channels=st.sampled_from([8, 16, 24, 32, 64, 80, 96, 128]),

@@ -87,6 +87,7 @@ SHAPES = [((3, 4, 5), (3, 4, 5)), ((3, 4, 5), (4, 1)), ((1, 4, 1), (3, 1, 5)), (
           ((2, 3, 0), (3, 1))]  # fmt: skip
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize(
     "name",

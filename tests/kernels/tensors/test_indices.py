@@ -26,6 +26,7 @@ def numbers(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
     return data(rng, name, shape)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize(("count", "kept"), [(1, 1), (2, 1), (7, 7), (33, 5), (64, 64), (65, 2)])
 @pytest.mark.parametrize("name", ["f32", "bf16", "u8", "s8", "s32", "s64"])

@@ -89,17 +89,18 @@ def same(function: Callable[..., Any], *examples: Any, **how: Any) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str) -> None:
     torch.manual_seed(1)
-    examples = [(torch.randn(batch, 6, 5),) for batch in (4, 2, 7)]
+    examples = [(torch.randn(batch, 6, 5),) for batch in (4, 7)]
     same(FUNCTIONS[name], *examples)
 
 
 @pytest.mark.parametrize("include_self", [True, False])
-@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
-def test_scattered(reduce: str, include_self: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+def test_scattered(dtype: torch.dtype, include_self: bool) -> None:
     torch.manual_seed(2)
-    for x in (torch.randn(4, 6, 5), torch.randint(-9, 9, (4, 6, 5))):
-        same(lambda x, y: x.scatter_reduce(0, PLACES, y, reduce, include_self=include_self),
-             (x, x.flip(1)))  # fmt: skip
+    x = torch.randn(4, 6, 5) if dtype.is_floating_point else torch.randint(-9, 9, (4, 6, 5))
+    same(lambda x, y: [x.scatter_reduce(0, PLACES, y, reduce, include_self=include_self)
+                       for reduce in ("sum", "prod", "mean", "amax", "amin")],
+         (x, x.flip(1)))  # fmt: skip
 
 
 def test_scattered_along_lines() -> None:
@@ -117,6 +118,7 @@ def test_masks() -> None:
     same(lambda x, mask: x.masked_scatter(mask[..., None], x * 2), *((x, one) for one in masks))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("how", [{}, {"padding_idx": 3}, {"include_last_offset": True}])
 def test_embedding_bags(mode: str, how: dict[str, Any]) -> None:
@@ -193,17 +195,26 @@ def mixture(name: str, **how: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_mixtures_of_experts(name: str, tmp_path: Path) -> None:
+def test_mixtures_of_experts(name: str) -> None:
     """For other batches and lengths; some experts get no token of one short text."""
     model = mixture(name)
-    texts = [torch.randint(0, 64, size) for size in ((2, 7), (3, 7), (1, 2), (4, 11))]
+    texts = [torch.randint(0, 64, size) for size in ((2, 7), (1, 2), (4, 11))]
     with torch.no_grad():
         wanted = [model(x)[0] for x in texts]
     network = compile(model, texts[0], dynamic_shapes=True)
     for x, want in zip(texts, wanted, strict=True):
         torch.testing.assert_close(network(x)[0], want, rtol=1e-4, atol=1e-4)
-    session = static(model, [texts[0], texts[1], texts[0]], tmp_path)
-    for x, want in zip(texts[:2], wanted, strict=False):
+
+
+@pytest.mark.parametrize("name", ["Qwen2Moe", "GptOss"])
+def test_mixtures_in_8_bits(name: str, tmp_path: Path) -> None:
+    """With an expert for all tokens, and with biases: of the layers, experts stay in float."""
+    model = mixture(name)
+    texts = [torch.randint(0, 64, size) for size in ((2, 7), (3, 7))]
+    with torch.no_grad():
+        wanted = [model(x)[0] for x in texts]
+    session = static(model, [*texts, texts[0]], tmp_path)
+    for x, want in zip(texts, wanted, strict=True):
         got = torch.from_numpy(session.run(input_ids=x.numpy())[session.graph.outputs[0]])
         assert (got - want).norm() < 0.2 * want.norm()
 

@@ -97,15 +97,17 @@ def compile_ahead(
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        sass, usage = (_printed(tool, flag, file.name) for flag in ("-sass", "-res-usage"))
+        usage, code, sass = _printed(tool, file.name).partition("\tcode for ")
     taken = {name: int(number) for name, number in _RESOURCE.findall(usage)}
     local = taken.get("STACK", 0) + taken.get("LOCAL", 0)
     stages = {name: made.asm[name] for name in ("ttir", "ttgir", "llir") if name in made.asm}
-    return Compiled(made.asm["ptx"], sass, taken["REG"], made.metadata.shared, local, stages)
+    return Compiled(made.asm["ptx"], code + sass, taken["REG"], made.metadata.shared, local, stages)
 
 
-def _printed(tool: Path, flag: str, file: str) -> str:
-    done = subprocess.run([tool, flag, file], capture_output=True, text=True, check=False)
+def _printed(tool: Path, file: str) -> str:
+    """Registers and memory, then the instructions."""
+    command = [tool, "-res-usage", "-sass", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{tool.name} {flag} failed: {done.stderr.strip()}")
+        raise RuntimeError(f"{tool.name} failed: {done.stderr.strip()}")
     return done.stdout
