@@ -24,19 +24,12 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def _turn(graph: Graph) -> int:
-    """A number that is another for other networks."""
-    return crc32(repr(graph.nodes).encode())
-
-
 def same(
-    graph: Graph, inputs: dict[str, np.ndarray], limit: float = 2e-6, sets: Sequence[str] = ()
+    graph: Graph, inputs: dict[str, np.ndarray], limit: float = 2e-6, sets: Sequence[str] = SETS
 ) -> None:
-    """Equal to the definition, to so much of its greatest number: on `sets`, or on the first and
-    one of the others, which is another for other networks."""
+    """Equal to the definition, to so much of its greatest number."""
     want = evaluate(graph, inputs)
-    others = SETS[1:] or SETS
-    for name in sets or dict.fromkeys((SETS[0], others[_turn(graph) % len(others)])):
+    for name in sets:
         got = Session(graph, threads=2, isa=name).run(**inputs)
         for output, value in want.items():
             assert got[output].shape == value.shape
@@ -52,21 +45,22 @@ def same(
 
 
 def formatted(net: Net, out: str, quanta: float, limit: float = 1e-4) -> None:
-    """Also with inputs, or with the output and perhaps inputs too, in 8 bits: on other instruction
-    sets for other networks, since what reads and writes 8 bits is the same for all of them."""
+    """Also with inputs, the output, or both in 8 bits: each on another instruction set, which are
+    others for other networks, since what reads and writes 8 bits is the same for all of them."""
     graph = net.graph(out)
     inputs = random_inputs(graph)
-    turn = _turn(graph)
+    turn = crc32(repr(graph.nodes).encode())
     floats = tuple(one for one in net.inputs if net.tensors[one].dtype == "float32")
     kept = net("Identity", out)
-    first, second = (SETS[(turn + more) % len(SETS)] for more in range(2))
+    first = SETS[turn % len(SETS)]
     same(with_formats(graph, *floats, dtype="int8"), inputs, limit, [first])
-    some, dtype = [((out,), "int8"), ((*floats, out), "uint8")][turn // len(SETS) % 2]
-    whole = with_formats(net.graph(kept), *some, dtype=dtype)
-    want, scale = evaluate(whole, inputs)[kept], whole.tensors[out].scale
-    assert scale is not None
-    got = Session(whole, threads=1, isa=second).run(**inputs)[kept]
-    assert np.abs(got - want).max(initial=0) <= quanta * scale * 1.001
+    for some, dtype in (((out,), "int8"), ((*floats, out), "uint8")):
+        whole = with_formats(net.graph(kept), *some, dtype=dtype)
+        want, scale = evaluate(whole, inputs)[kept], whole.tensors[out].scale
+        assert scale is not None
+        turn += 1
+        got = Session(whole, threads=1, isa=SETS[turn % len(SETS)]).run(**inputs)[kept]
+        assert np.abs(got - want).max(initial=0) <= quanta * scale * 1.001
 
 
 def op(name: str, *constants: Any, **attributes: Any) -> Make:
