@@ -47,10 +47,10 @@ def compile_ahead(
 ) -> Compiled:
     """Compile a function under triton.jit, or gluon.jit, for a compute capability such as 80 or 90.
 
-    arguments: for every parameter without a default a type ("*bf16", "i32", "fp32"), taken as
-    aligned to 16, or divisible by 16; "i32:1" for a number that is not; "tensordesc<bf16[1, 64]>"
-    for a descriptor; a tuple of these for a tuple. Any other value is a constexpr's. options:
-    num_warps and the like. Raises what Triton's compiler does; ValueError for a missing argument.
+    arguments: for every parameter a type ("*bf16", "i32", "fp32"), taken as aligned to 16, or as
+    divisible by 16; "i32:1" for a number that is not; "tensordesc<bf16[1, 64]>" for a descriptor;
+    a tuple of these for a tuple. Any other value is a constexpr's. options: num_warps and the like.
+    Raises what Triton's compiler raises; ValueError for a missing argument.
     """
     import triton
     from triton import knobs
@@ -58,7 +58,6 @@ def compile_ahead(
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
-    arguments = {p.name: p.default for p in kernel.params if p.has_default} | dict(arguments)
     missing = [name for name in kernel.arg_names if name not in arguments]
     if missing:
         raise ValueError(

@@ -19,7 +19,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_wait
 
 from lowbit.kernels.triton.fast.attention import LOG2_E, causal, padded_head
 from lowbit.kernels.triton.fast.key_value_cache import cache_arguments, offsets, slots
@@ -276,17 +275,17 @@ def decode_kernel(
     q_strides, k_strides, v_strides, k_scale_strides, v_scale_strides, table_stride,
     QUERIES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PAGE: tl.constexpr,
     SCALED: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr,
-    LIVE: tl.constexpr, ALIKE: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr,
-    LEAST: tl.constexpr, SPLITS: tl.constexpr, CHAINED: tl.constexpr = False,
+    LIVE: tl.constexpr, ALIKE: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """A part of the keys for a tile of queries; z [batch, heads of q, QUERIES, size].
 
     Program (split, head and block of its rows, batch). heads: of keys, each for `group` of q.
-    LEAST: the fewest blocks of keys of a part. SPLITS: `splits` up to a power of two. LIVE: rows of
-    a tile that parts have. ALIKE: k and v have the same strides. scale includes log2(e); with CAP
-    it is that of the exponent of tanh. Words at met_ptr are 0 before and after."""
-    if CHAINED:
-        gdc_wait()
+    LEAST: the fewest blocks of keys of a part. SPLITS: `splits` rounded up to a power of two. LIVE:
+    the rows of a tile that parts have. ALIKE: k and v have the same strides. scale includes
+    log2(e); with CAP it is that of the exponent of tanh. Words at met_ptr, one for each tile, are 0
+    before and after.
+    """
     split, batch, head = tl.program_id(0), tl.program_id(2), tl.program_id(1) % heads
     column = tl.arange(0, SIZE)
     row = tl.program_id(1) // heads * ROWS + tl.arange(0, ROWS)
@@ -396,5 +395,5 @@ def attention_decode(
         "SPLITS": triton.next_power_of_2(splits),
     }
     options = config.options | {"num_warps": config.warps(rows)}
-    launch(decode_kernel, (splits, tiles, batch), arguments, chained=True, **options)
+    launch(decode_kernel, (splits, tiles, batch), arguments, **options)
     return z

@@ -13,7 +13,6 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_wait
 
 from lowbit.kernels.triton.fast.launch import launch
 
@@ -27,11 +26,9 @@ def rotate_kernel(
     out_ptr, keys_ptr, values_ptr, q_norm_ptr, k_norm_ptr,
     heads, key_heads, slot_stride, head_stride, position_stride, epsilon,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, TURNED: tl.constexpr,
-    NORMED: tl.constexpr, CHAINED: tl.constexpr = False,
+    NORMED: tl.constexpr,
 ):  # fmt: skip
     """A program takes a head of a row: queries, then keys, then values."""
-    if CHAINED:
-        gdc_wait()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions_ptr + row)
     place = tl.load(slots_ptr + row) * slot_stride + position * position_stride
@@ -97,18 +94,13 @@ def rotate(
         "BLOCK": triton.next_power_of_2(size), "HALF": 1 if angles is None else angles.shape[2],
         "TURNED": angles is not None, "NORMED": q_norm is not None,
     }  # fmt: skip
-    launch(rotate_kernel, (rows, heads + 2 * key_heads), arguments, chained=True, num_warps=1)
+    launch(rotate_kernel, (rows, heads + 2 * key_heads), arguments, num_warps=1)
     return out
 
 
 @triton.jit
-def gated_kernel(
-    x_ptr, z_ptr, length, x_stride, BLOCK: tl.constexpr, TANH: tl.constexpr,
-    CHAINED: tl.constexpr = False,
-):  # fmt: skip
+def gated_kernel(x_ptr, z_ptr, length, x_stride, BLOCK: tl.constexpr, TANH: tl.constexpr):
     """z = f(a) · b of rows x = [a, b]; f: SiLU, or GELU by tanh."""
-    if CHAINED:
-        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < length
@@ -129,18 +121,16 @@ def gated(x: Tensor, function: str) -> Tensor:
         "x_ptr": x, "z_ptr": z, "length": length, "x_stride": x.stride(0), "BLOCK": _BLOCK,
         "TANH": function == "gelu_tanh",
     }  # fmt: skip
-    launch(gated_kernel, (rows, -(-length // _BLOCK)), arguments, chained=True, num_warps=4)
+    launch(gated_kernel, (rows, -(-length // _BLOCK)), arguments, num_warps=4)
     return z
 
 
 @triton.jit
 def add_norm_kernel(
     x_ptr, y_ptr, weight_ptr, sum_ptr, z_ptr, length, x_stride, y_stride, epsilon,
-    BLOCK: tl.constexpr, CHAINED: tl.constexpr = False,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """sum = x + y, z = sum / sqrt(mean(sum²) + epsilon) · weight, of a row."""
-    if CHAINED:
-        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < length
@@ -169,5 +159,5 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[
         "BLOCK": block,
     }  # fmt: skip
     warps = min(max(block // (32 * _ELEMENTS), 1), 16)
-    launch(add_norm_kernel, (rows,), arguments, chained=True, num_warps=warps)
+    launch(add_norm_kernel, (rows,), arguments, num_warps=warps)
     return total, z

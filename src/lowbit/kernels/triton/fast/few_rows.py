@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.language.extra.cuda import gdc_wait
 
 from lowbit.kernels.triton.fast.fragments import (
     barrier,
@@ -80,18 +79,17 @@ def few_rows_kernel(
     PLANES: gl.constexpr, GROUP: gl.constexpr, REAL: gl.constexpr, HALF: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
-    EXPERTS: gl.constexpr, GATHERED: gl.constexpr, CHAINED: gl.constexpr = False,
+    EXPERTS: gl.constexpr, GATHERED: gl.constexpr,
 ):  # fmt: skip
     """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and BLOCK_M m; GROUP: the k that share a
     word; padded: the rows of tiles, N for each of EXPERTS. GATHERED: row m is x[rows[m]]."""
     WARPS: gl.constexpr = gl.num_warps()
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])  # fmt: skip
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     OF_X: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
     SCALED: gl.constexpr = GROUP < 128
     block, tile, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    if CHAINED:
-        gdc_wait()
     m0, last, below = block_of_rows(block, M, N, ends_ptr, experts, BLOCK_M, EXPERTS)
     if EXPERTS > 0:  # noqa: SIM102  # the compiler takes the first, the GPU the second
         if m0 >= last:
@@ -111,7 +109,8 @@ def few_rows_kernel(
         _load_x(begin + ahead, end, ahead, xs, of_x, xk, there, K)
         load_weight(begin + ahead, end, ahead, ws, ss, of_tile, of_words, inside, padded, PLANES,
                     GROUP)  # fmt: skip
-    total, stage = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA), 0
+    total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
+    stage = 0
     for step in range(begin, end):
         async_copy.wait_group(STAGES - 2)
         barrier()
@@ -131,6 +130,6 @@ def few_rows_kernel(
             scale = scales_of(ss.index(stage).load(gl.SliceLayout(1, MMA)), REAL)
             total += part * gl.expand_dims(scale, 1)
         stage = (stage + 1) % STAGES
-    finish(total, block * gl.num_programs(1) + tile, split, tile * BLOCK_N, m0, last, M, N, z_ptr,
-           bias_ptr, residual_ptr, part_ptr, met_ptr, None, BIAS, RESIDUAL, ACTIVATION, SPLITS,
-           GATED)  # fmt: skip
+    met = block * gl.num_programs(1) + tile
+    finish(total, met, split, tile * BLOCK_N, m0, last, M, N, z_ptr, bias_ptr, residual_ptr,
+           part_ptr, met_ptr, None, BIAS, RESIDUAL, ACTIVATION, SPLITS, GATED)  # fmt: skip

@@ -22,7 +22,6 @@ _runner: ContextVar[Runner | None] = ContextVar("runner", default=None)
 
 # What the host's compiler does with a·b + c, said aloud: Triton's default changes in 3.10.
 _ALWAYS = {"enable_fp_fusion": True}
-_CHAINS = 90  # the least compute capability whose launches can overlap
 
 
 @contextmanager
@@ -40,16 +39,12 @@ def interpreted() -> bool:
     return _runner.get() is not None
 
 
-def launch(
-    kernel: Any, grid: Grid, arguments: Mapping[str, Any], chained: bool = False, **options: Any
-) -> None:
+def launch(kernel: Any, grid: Grid, arguments: Mapping[str, Any], **options: Any) -> None:
     """Start a function under triton.jit.
 
     arguments: every parameter by name, tensors as torch tensors, constexprs too. options: what
-    the compiler is told (num_warps, num_stages, ...). chained: the kernel waits by itself for those
-    before it, where its constexpr CHAINED is set, so it is started while the last of them ends
-    ("programmatic dependent launch", CUDA C++ Programming Guide). An empty grid starts nothing.
-    RuntimeError for tensors that are not on a GPU, outside of `running`.
+    the compiler is told (num_warps, num_stages, ...). An empty grid starts nothing. RuntimeError
+    for tensors that are not on a GPU, outside of `running`.
     """
     if 0 in grid:
         return
@@ -59,8 +54,6 @@ def launch(
     device = next(one.device for one in tensors if isinstance(one, Tensor))
     if device.type == "cuda":
         other = device.index != torch.cuda.current_device()
-        if chained and gpu_of(device).capability >= _CHAINS:
-            arguments, options = {**arguments, "CHAINED": True}, {**options, "launch_pdl": True}
         with torch.cuda.device(device) if other else nullcontext():
             kernel[grid](**arguments, **_ALWAYS, **options)
         return

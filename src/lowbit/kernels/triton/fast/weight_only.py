@@ -124,7 +124,7 @@ def few(
         "STAGES": config.num_stages,
     }
     grid, kernel = (blocks, tiles, config.splits), few_rows.few_rows_kernel
-    launch(kernel, grid, arguments, chained=True, num_warps=config.num_warps)
+    launch(kernel, grid, arguments, num_warps=config.num_warps)
     return z
 
 
