@@ -124,10 +124,9 @@ def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]
         try:
             for holder, name, value in _replaced(tl, interpreter, memory, call, count):
                 scope.set_attr(holder, name, value)
-            semantic = type(interpreter.interpreter_semantic)
             for holder, name, value in (
                 *folds.replacements(interpreter, tl.standard),
-                *block_types.replacements(tl, semantic),
+                *block_types.replacements(tl, interpreter),
             ):
                 scope.set_attr(holder, name, value)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
