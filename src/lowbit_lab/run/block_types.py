@@ -1,9 +1,8 @@
-"""What Triton's front end makes anew at every operation, made once each: types of blocks, and the
-types of what operators make.
+"""What Triton's front end makes anew at every operation, made once for each block type.
 
-A block type checks its shape, a tensor wraps every number of its shape, and an operator asks some
-twenty questions about its operands: with few types in a kernel, and some hundred thousand
-operations in a check, that took most of the interpreter's time.
+A tensor wraps every number of its shape, and an operator asks some twenty questions about its
+operands: with few types in a kernel, and some hundred thousand operations in a check, that took
+most of the interpreter's time.
 """
 
 from __future__ import annotations
@@ -28,32 +27,12 @@ _ALL, _FIRST, _LAST = slice(None), -(1 << 31), (1 << 31) - 1
 def replacements(tl: Any, interpreter: Any) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """What to replace: of which class, by which name. tl: triton.language, made to be interpreted;
     interpreter: the module."""
-    yield tl.block_type, "__init__", _block(tl.block_type.__init__, tl)
     yield tl.tensor, "__init__", _tensor(tl.tensor.__init__)
     yield tl.tensor, "__getitem__", _indexing(tl.tensor, interpreter)
     semantic = type(interpreter.interpreter_semantic)
     yield semantic, "broadcast_impl_value", _broadcast(semantic.broadcast_impl_value)
     for name in _OPERATORS:
         yield tl.tensor, name, _operator(name, tl.tensor, interpreter)
-
-
-@cache
-def _block(original: Callable[..., None], tl: Any) -> Callable[..., None]:
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
-
-    def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
-        lengths = shape.values if isinstance(shape, tl.tuple) else shape
-        # 4.0 and True would find what belongs to 4 and 1; other kinds are for Triton to refuse.
-        if not isinstance(element_ty, tl.dtype) or any(type(n) is not int for n in lengths):
-            original(self, element_ty, shape)
-            return
-        key = (element_ty.name, *lengths)
-        if key not in known:
-            original(self, element_ty, shape)
-            known[key] = dict(vars(self))
-        vars(self).update(known[key], element_ty=element_ty)
-
-    return init_block_type
 
 
 @cache
