@@ -102,9 +102,9 @@ def cases_of(
     The exercise's sizes with every fill; size one with the special ones, too; sizes of primes,
     blocks, one less and one more, and each size one while the others are not, with two fills each
     in turn; several blocks along one size, with data that rises and with ties; if `long`, each size
-    long, several blocks along all sizes, and a tensor of more elements than 16 bits count. single:
-    the sizes for each index of which there is a program: along them there are no blocks, and what
-    a few programs do, more do.
+    long that has blocks, several along all of these, and a tensor of more elements than 16 bits
+    count. single: the sizes for each index of which there is a program: along them there are no
+    blocks, and what a few programs do, more do.
     """
     thin = partial(_thin, operation, single)
     first, *rest = size_sets(operation, blocks, single)
