@@ -51,6 +51,7 @@ class ScalarKernel(KernelBackend):
 
     title = "Python"
     written = "a Scalar"
+    slow = True  # a step is one element
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:

@@ -134,7 +134,7 @@ def test_a_check_says_so_and_passes() -> None:
     assert any("offsets of 32 bits wrap when x has" in note for note in result.notes)
 
 
-@operation(exercise={"M": 24, "K": 64, "N": 40}, blocks={"BM": 16, "BN": 16, "BK": 32})
+@operation(exercise={"M": 40, "K": 64, "N": 72}, blocks={"BM": 32, "BN": 32, "BK": 32})
 def product(
     a: Float32[np.ndarray, "M K"], b: Float32[np.ndarray, "K N"]
 ) -> Float32[np.ndarray, "M N"]:

@@ -19,7 +19,7 @@ from triton.runtime import interpreter
 
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.spec import Operation, exercises
-from lowbit.spec.cases import size_sets
+from lowbit.spec.cases import cases_of, size_sets, tile_sets
 from lowbit_lab import check, trace_kernel
 
 pytestmark = pytest.mark.slow
@@ -175,6 +175,17 @@ def test_sizes_are_ragged_prime_and_one() -> None:
     assert any(s["T"] % 32 for s in sets)
     assert any(s["T"] % 32 == 0 for s in sets)
     assert all(s["MID"] % 64 == 0 for s in size_sets(exercises.quantized_matmul, [16]))
+
+
+def test_of_a_size_with_a_program_for_each_index_few_are_tried_where_others_are_long() -> None:
+    def longest(single: tuple[str, ...]) -> int:
+        cases = cases_of(exercises.long_sum, [32], strided=False, long=True, single=single)
+        return max(case.sizes["N0"] for case in cases if case.sizes["T"] == 1)
+
+    assert longest(()) == 1031
+    assert longest(("N0",)) < 20
+    assert {s["N0"] for s in tile_sets(exercises.long_sum, [32], ("N0",))} == {6}
+    assert min(s["N0"] for s in tile_sets(exercises.long_sum, [32])) > 60
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,9 @@ def cases_of(
     The exercise's sizes with every fill; size one with the special ones, too; sizes of primes,
     blocks, one less and one more, and each size one while the others are not, with two fills each
     in turn; several blocks along one size, with data that rises and with ties; if `long`, each size
-    long, several blocks along all sizes, and a tensor of more elements than 16 bits count. single:
-    the sizes for each index of which there is a program: along them there are no blocks, and what
-    a few programs do, more do.
+    long that has blocks, several along all of these, and a tensor of more elements than 16 bits
+    count. single: the sizes for each index of which there is a program: along them there are no
+    blocks, and what a few programs do, more do.
     """
     thin = partial(_thin, operation, single)
     first, *rest = size_sets(operation, blocks, single)
@@ -116,7 +116,7 @@ def cases_of(
         known = operation.budget is not None or operation.sum_length(sizes) == 1
         return [fill for fill in fills if fill in SPECIAL and (known or fill != "largest")]
 
-    wide = [thin(sizes) for sizes in tile_sets(operation, blocks)] if long else []
+    wide = tile_sets(operation, blocks, single) if long else []
     floats = any(tensor.is_float for tensor in operation.inputs)
     further = () if not floats else FURTHER if operation.result.is_float else FURTHER[:2]
     further = tuple(fill for fill in further if fill not in operation.excludes)
@@ -131,7 +131,7 @@ def cases_of(
     cases += [Case(operation, sizes, fill) for sizes in rows for fill in spread]
     if long:
         ones = dict.fromkeys(operation.names, 1)
-        cases += [Case(operation, operation.fitted({**ones, name: _LONG})) for name in ones]
+        cases += [Case(operation, thin({**ones, name: _LONG})) for name in ones]
         cases += [Case(operation, sizes) for sizes in (*wide, *_many(operation, blocks))]
     if strided:
         few = (first, *rest[1:3], *wide[:1])
@@ -152,15 +152,19 @@ def _in_rows(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]
     return [{**few, name: long} for name in operation.names]
 
 
-def tile_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
+def tile_sets(
+    operation: Operation, blocks: Sequence[int], single: Collection[str] = ()
+) -> list[dict[str, int]]:
     """Sizes of several blocks along all dimensions, of which the first is first in `blocks` as
-    well, perhaps; odd numbers of them, and such that no block is full at the end."""
+    well, perhaps; odd numbers of them, and such that no block is full at the end. single: as of
+    `cases_of`."""
     known = [b for b in blocks if b > 1] or [_LEAST_BLOCK]
     names, found = operation.names, list[dict[str, int]]()
     for counts, more in (((5, 3, 2), 1), ((2, 4, 3), 0), ((3, 2, 4), -1)):
         pairs = zip(names, itertools.cycle(counts), itertools.cycle(known), strict=False)
         found.append(operation.fitted({name: n * b + more for name, n, b in pairs}))
-    return [one for one in map(partial(_in_blocks, operation), found) if one]
+    kept = [_in_blocks(operation, one) for one in found]
+    return [_thin(operation, single, one) for one in kept if one]
 
 
 def _in_blocks(operation: Operation, sizes: Sizes) -> dict[str, int]:

@@ -124,7 +124,8 @@ class KernelSubject(Subject):
 
     def wide(self) -> list[Case]:
         blocks = tuple(self.binding.blocks.values())
-        return [Case(self.operation, sizes) for sizes in tile_sets(self.operation, blocks)]
+        found = tile_sets(self.operation, blocks, self._single)
+        return [Case(self.operation, sizes) for sizes in found]
 
     def variants(self) -> list[tuple[str, Subject, Severity]]:
         """Block sizes that the kernel says are as good; or, where nobody has said which, all of

@@ -72,24 +72,14 @@ def triton_modules() -> tuple[Any, Any, Any]:
 # What is used of Triton's internals, which may change with any version.
 _OF_TRITON = ("knobs.runtime.interpret", "runtime.jit.JITFunction")
 _OF_INTERPRETER = (
-    "FunctionRewriter.ast_transformer",
-    "InterpretedFunction",
-    "ReduceOps.apply_impl",
-    "ReduceOps.generic_reduce",
-    "ScanOps.apply_impl",
-    "ScanOps.generic_scan",
-    "TensorHandle.__post_init__",
-    "_get_np_dtype",
-    "_implicit_cvt",
-    "_patch_lang",
-    "interpreter_semantic.broadcast_impl_value",
-    "interpreter_builder.options",
-    "interpreter_builder.binary_op",
-    "interpreter_builder.cast_impl",
-    "interpreter_builder.create_fp_to_fp",
-    "interpreter_builder.unary_op",
-    "interpreter_builder.create_masked_load",
-)
+    "FunctionRewriter.ast_transformer", "InterpretedFunction", "ReduceOps.apply_impl",
+    "ReduceOps.generic_reduce", "ScanOps.apply_impl", "ScanOps.generic_scan",
+    "TensorHandle.__post_init__", "_get_np_dtype", "_implicit_cvt", "_patch_lang",
+    "interpreter_semantic.broadcast_impl_value", "interpreter_builder.options",
+    "interpreter_builder.binary_op", "interpreter_builder.cast_impl",
+    "interpreter_builder.create_addptr", "interpreter_builder.create_fp_to_fp",
+    "interpreter_builder.unary_op", "interpreter_builder.create_masked_load",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -124,10 +114,9 @@ def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]
         try:
             for holder, name, value in _replaced(tl, interpreter, memory, call, count):
                 scope.set_attr(holder, name, value)
-            semantic = type(interpreter.interpreter_semantic)
             for holder, name, value in (
                 *folds.replacements(interpreter, tl.standard),
-                *block_types.replacements(tl, semantic),
+                *block_types.replacements(tl, interpreter),
             ):
                 scope.set_attr(holder, name, value)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
@@ -371,11 +360,7 @@ def _orders(order: Sequence[Any]) -> tuple[bool, bool]:
     return "ACQUIRE" in how and scope != "CTA", "RELEASE" in how and scope != "CTA"
 
 
-_FOLDS: Mapping[str, str] = {
-    "_sum_combine": "sum",
-    "_elementwise_max": "max",
-    "_elementwise_min": "min",
-}
+_FOLDS = {"_sum_combine": "sum", "_elementwise_max": "max", "_elementwise_min": "min"}
 
 
 def _block(handle: Any) -> Block:
@@ -383,17 +368,9 @@ def _block(handle: Any) -> Block:
 
 
 _COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "ADD": operator.add,
-    "FADD": operator.add,
-    "MIN": min,
-    "UMIN": min,
-    "MAX": max,
-    "UMAX": max,
-    "AND": operator.and_,
-    "OR": operator.or_,
-    "XOR": operator.xor,
-    "XCHG": lambda old, new: new,
-}
+    "ADD": operator.add, "FADD": operator.add, "MIN": min, "UMIN": min, "MAX": max, "UMAX": max,
+    "AND": operator.and_, "OR": operator.or_, "XOR": operator.xor, "XCHG": lambda old, new: new,
+}  # fmt: skip
 
 
 def _active(mask: Any, shape: tuple[int, ...]) -> Any:

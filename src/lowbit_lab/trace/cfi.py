@@ -7,6 +7,7 @@ registered, such as llvmlite's.
 from __future__ import annotations
 
 import ctypes
+import operator
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -247,16 +248,10 @@ class _Program:
 
 
 _BINARY: dict[int, Callable[[int, int], int]] = {
-    0x1A: lambda a, b: a & b,
-    0x1C: lambda a, b: a - b,
-    0x1E: lambda a, b: a * b,
-    0x21: lambda a, b: a | b,
-    0x22: lambda a, b: a + b,
-    0x24: lambda a, b: a << b,
-    0x25: lambda a, b: a >> b,
-    0x2A: lambda a, b: int(a >= b),
-    0x2D: lambda a, b: int(a < b),
-}
+    0x1A: operator.and_, 0x1C: operator.sub, 0x1E: operator.mul, 0x21: operator.or_,
+    0x22: operator.add, 0x24: operator.lshift, 0x25: operator.rshift, 0x2A: operator.ge,
+    0x2D: operator.lt,
+}  # fmt: skip
 _CONSTANTS = dict(zip(range(0x08, 0x10), "BbHhIiQq", strict=True))
 
 

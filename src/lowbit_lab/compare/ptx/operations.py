@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,10 +157,7 @@ def _leading(a: Array) -> Array:
 
 
 COMPUTE: dict[str, Compute] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "mul.hi": _high,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mul.hi": _high,
     "mul.wide": _wide,
     "mad": lambda a, b, c: a * b + c,
     "mad.wide": lambda a, b, c: _wide(a, b) + c,
@@ -170,58 +168,35 @@ COMPUTE: dict[str, Compute] = {
     "max": lambda a, b: np.fmax(a, b) if a.dtype.kind == "f" else np.maximum(a, b),
     "abs": np.abs,
     "neg": lambda a: -a if a.dtype.kind != "u" else (~a + a.dtype.type(1)),
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "not": lambda a: ~a,
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor, "not": np.invert,
     "shl": lambda a, by: _shift(a, by, True),
     "shr": lambda a, by: _shift(a, by, False),
     "selp": lambda a, b, p: np.where(p, a, b),
     "rcp": lambda a: 1 / a,
     "sqrt": np.sqrt,
     "rsqrt": lambda a: 1 / np.sqrt(a),
-    "ex2": np.exp2,
-    "lg2": np.log2,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tanh": np.tanh,
-    "popc": _popcount,
-    "clz": _leading,
-    "bfe": _extract,
-    "bfi": _insert,
-    "bfind": _first_bit,
-    "bfind.shiftamt": _first_shift,
-    "brev": _reverse,
+    "ex2": np.exp2, "lg2": np.log2, "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
+    "popc": _popcount, "clz": _leading, "bfe": _extract, "bfi": _insert, "bfind": _first_bit,
+    "bfind.shiftamt": _first_shift, "brev": _reverse,
     "cnot": lambda a: (a == 0).astype(a.dtype),
     "sad": lambda a, b, c: c + np.where(a > b, a - b, b - a).astype(c.dtype),
     "inc": lambda a, most: np.where(a >= most, 0, a + 1).astype(a.dtype),
     "dec": lambda a, most: np.where((a == 0) | (a > most), most, a - 1).astype(a.dtype),
     "copysign": lambda a, b: np.copysign(b, a),
-    "prmt": _permute,
-    "lop3": _logic,
-}
+    "prmt": _permute, "lop3": _logic,
+}  # fmt: skip
 """By the opcode without its type: functions of operands of that type."""
 
 COMPARE: dict[str, Compute] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "lo": lambda a, b: a < b,
-    "ls": lambda a, b: a <= b,
-    "hi": lambda a, b: a > b,
-    "hs": lambda a, b: a >= b,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
+    "ge": operator.ge, "lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge,
     "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
     "nan": lambda a, b: np.isnan(a) | np.isnan(b),
     "equ": lambda a, b: ~(a < b) & ~(a > b),
     "neu": lambda a, b: (a < b) | (a > b) | np.isnan(a) | np.isnan(b),
-    "ltu": lambda a, b: ~(a >= b),
-    "leu": lambda a, b: ~(a > b),
-    "gtu": lambda a, b: ~(a <= b),
-    "geu": lambda a, b: ~(a < b),
-}
+    "ltu": lambda a, b: ~(a >= b), "leu": lambda a, b: ~(a > b),
+    "gtu": lambda a, b: ~(a <= b), "geu": lambda a, b: ~(a < b),
+}  # fmt: skip
 """Comparisons; those that end in u hold for NaN too."""
 
 
@@ -236,15 +211,9 @@ def fused(a: Array, b: Array, c: Array) -> Array:
 _fma: Callable[[float, float, float], float] = getattr(math, "fma", lambda a, b, c: a * b + c)
 
 _ROUND: dict[str, Callable[[Array], Array]] = {
-    "rzi": np.trunc,
-    "rni": np.rint,
-    "rmi": np.floor,
-    "rpi": np.ceil,
-    "rz": np.trunc,
-    "rn": np.rint,
-    "rm": np.floor,
-    "rp": np.ceil,
-}
+    "rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil,
+    "rz": np.trunc, "rn": np.rint, "rm": np.floor, "rp": np.ceil,
+}  # fmt: skip
 
 
 def convert(a: Array, to: np.dtype[Any], modifiers: list[str]) -> Array:
@@ -273,13 +242,9 @@ def convert(a: Array, to: np.dtype[Any], modifiers: list[str]) -> Array:
 WARP = 32
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {
-    "add": np.sum,
-    "min": np.min,
-    "max": np.max,
-    "and": np.bitwise_and.reduce,
-    "or": np.bitwise_or.reduce,
-    "xor": np.bitwise_xor.reduce,
-}
+    "add": np.sum, "min": np.min, "max": np.max, "and": np.bitwise_and.reduce,
+    "or": np.bitwise_or.reduce, "xor": np.bitwise_xor.reduce,
+}  # fmt: skip
 _VOTES: dict[str, Callable[[Array], bool]] = {
     "all": lambda held: bool(held.all()),
     "any": lambda held: bool(held.any()),
