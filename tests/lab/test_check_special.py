@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from jaxtyping import BFloat16, Bool, Float16, Float32, Float64
 
-from lowbit.spec import DTYPES, Operation, cases_of, exercises, operation
+from lowbit.spec import DTYPES, Case, Expected, Operation, cases_of, exercises, operation
+from lowbit.spec.operations.rows import row_sum
 from lowbit_lab import check
+from lowbit_lab.run.special import forgiven
 from lowbit_lab.run.tensor import widened
 
 # Triton's own annotations do not know what a kernel's pointers are.
@@ -283,3 +285,16 @@ def test_a_right_kernel_may_treat_special_values_its_own_way(
 ) -> None:
     result = check(kernel, spec, grid=grid, device="cpu")
     assert result.ok, str(result)
+
+
+@pytest.mark.parametrize(("budget", "free"), [(1e30, False), (1e39, True)])
+def test_nothing_is_judged_where_rounding_may_lead_beyond_float32(
+    budget: float, free: bool
+) -> None:
+    """A sum of numbers that cancel may overflow in one order, and in another not."""
+    case = Case(row_sum, {"N": 2, "T": 3}, "huge")
+    inputs = {"x": np.ones((2, 3), np.float32)}
+    expected = Expected(np.full(2, 3.0), np.full(2, budget), DTYPES["float32"])
+    found = forgiven(case, inputs, expected)
+    assert found is not None
+    assert found.free.tolist() == [free] * 2
