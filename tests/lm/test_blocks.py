@@ -67,6 +67,21 @@ def test_rows_are_those_of_the_weight(name):
     assert (BLOCKS[name].rows(rows) == BLOCKS[name].weight(rows).dequantize()).all()
 
 
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q4_K", "Q5_K"])
+def test_rows_whose_scales_are_positive_are_too(name, monkeypatch):
+    """No weight is made for them: a step of a text reads a row."""
+    block, rows = BLOCKS[name], random_rows(name)
+    data = rows.reshape(-1, block.bytes)
+    for at in HALVES[name]:
+        halves = 0.5 + np.random.default_rng(at).random(len(data))
+        data[:, at : at + 2] = halves.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    if name.endswith("K"):
+        data[:, 4:16] |= 0x11  # scales of 6 bits
+    want = block.weight(rows).dequantize()
+    monkeypatch.setattr(type(block), "weight", None)
+    assert (block.rows(rows) == want).all()
+
+
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
 def test_floats(name):
     values = np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32)
