@@ -435,18 +435,3 @@ def test_what_an_example_must_be_is_said() -> None:
     traced: Any = torch.jit.trace(nn.ReLU(), x)
     with pytest.raises(TypeError, match="TorchScript"):
         compile(traced, x)
-
-
-def test_an_operator_may_be_registered_after_other_exports() -> None:
-    """One that consists of others."""
-    x = torch.randn(2, 3)
-    to_graph(nn.ReLU(), x)
-
-    class Twice(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.ops.lowbit_tests.twice(x)
-
-    with torch.library._scoped_library("lowbit_tests", "FRAGMENT") as library:
-        library.define("twice(Tensor x) -> Tensor")
-        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
-        close(to_graph(Twice(), x), Twice(), (x,))

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from lowbit.torch.capture.builder import SYMBOLS, Builder, FixedSize, converters
 
 _log = logging.getLogger(__name__)
 _LEAST = 2  # of a size that is free, to torch.export
-_IMPLICIT = "CompositeImplicitAutograd"  # the key of operators that consist of others
 _CHECKS = frozenset(
     {
         "aten::sym_size",
@@ -237,27 +235,25 @@ def _exported(model: nn.Module, example: Any, shapes: Any) -> ExportedProgram:
         with evaluating(model), plain_attention(model), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of what it does itself
             program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
-            known = torch._C._dispatch_get_registrations_for_dispatch_key(_IMPLICIT)
-            program = program.run_decompositions(_decompositions(tuple(known)))
+            program = program.run_decompositions(_decompositions())
         _settle(program.graph)
         return program
     except Exception as error:  # of any class: what goes wrong is in the model
         raise _explained(error) from error
 
 
-@lru_cache(maxsize=1)
-def _decompositions(registered: tuple[str, ...]) -> dict[Any, Any]:
-    """PyTorch's own, of all operators but those that have a converter. Made anew where more
-    operators are registered than there were."""
-    table = dict(torch.export.default_decompositions().items())
+def _decompositions() -> Any:
+    """PyTorch's own, of all operators but those that have a converter."""
+    table = torch.export.default_decompositions()
+    for operator in list(table):
+        if isinstance(operator, OpOverload) and operator._schema.name in converters.load():
+            table.pop(operator)
     # Core operators stay in what is exported; of some, PyTorch knows what they consist of.
-    for one, function in global_decomposition_table["post_autograd"].items():
-        known = function.__module__.startswith("torch._decomp")
-        if known and isinstance(one, OpOverload) and torch.Tag.core in one.tags:
-            table[one] = function
-    overloads = (one for one in table if isinstance(one, OpOverload))
-    for one in [one for one in overloads if one._schema.name in converters.load()]:
-        del table[one]
+    for operator, function in global_decomposition_table["post_autograd"].items():
+        if not isinstance(operator, OpOverload) or operator._schema.name in converters.load():
+            continue
+        if torch.Tag.core in operator.tags and function.__module__.startswith("torch._decomp"):
+            table[operator] = function
     return table
 
 
