@@ -36,7 +36,7 @@ LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 500, 60
 # full chats and reports (70); on GPUs language models (1,250), layers cut among several (330),
 # attention over caches (1,000), products of 8 bits (550) and of one packing for all rows of x
 # (250), rows and convolutions (350), gates and experts (640), 8-bit by 4-bit products and blocks
-# (600), `bench linear`, tables, `tune gpu`, `explain` (1,640); the checker: which order atomic
+# (600), `bench linear`, tables, `bench tune`, `explain` (1,640); the checker: which order atomic
 # operations make, sizes, layouts, compilers (420), undefined lanes, roundings, ranges,
 # offsets (800), any program watched (950), bounds proved (1,300), the view of a smaller case, of
 # variables and costs, exercises as they come, notebooks (1,200), several results and sums that a

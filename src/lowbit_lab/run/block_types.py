@@ -95,10 +95,9 @@ def _operator(name: str, tensor: Any, interpreter: Any) -> Callable[..., Any]:
             right = other.handle
         else:
             right = handle(np.array([other], left.data.dtype), left.dtype)
-        made = (
-            builder.create_addptr(left, right) if moved else builder.binary_op(left, right, combine)
-        )
-        return tensor(made, type_)
+        if moved:
+            return tensor(builder.create_addptr(left, right), type_)
+        return tensor(builder.binary_op(left, right, combine), type_)
 
     return apply
 

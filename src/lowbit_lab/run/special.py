@@ -51,8 +51,8 @@ def forgiven(case: Case, inputs: Mapping[str, Array], expected: Expected) -> For
         narrow = {n: a.astype(np.float32) if n in floats else a for n, a in exact.items()}
         got = _reference(operation, narrow).astype(np.float64)
         free |= expected.wrong(got) | ~np.isfinite(got)
-        # Integers that were multiplied have made it float64 again.
-        # So it is where rounding may lead beyond float32: in another order partial sums overflow.
+        # Integers that were multiplied have made it float64 again; and where rounding may lead
+        # beyond float32, partial sums in another order overflow.
         free |= np.abs(expected.reference) + expected.budget > np.finfo(np.float32).max
     return Forgiven(free, chosen)
 
