@@ -89,3 +89,28 @@ def test_more_steps_than_a_stack_has_room_for(threads: int) -> None:
     assert out[0] == 3 * steps
     with pytest.raises(TypeError):
         run("no address", None)
+
+
+@kernel
+def turn_and_double(k: Builder, a: S32Pointer, b: S32Pointer, n: Int) -> None:
+    """b[i] = a[i + 1] + 1, around, and a = 2 · b backwards: two regions."""
+    for i in k.parallel(n):
+        (b + i).store((a + (i + 1) % n).load() + 1)
+    for i in k.parallel(n):
+        (a + i).store((b + (n - 1 - i)).load() * 2)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16, 17, 70])
+def test_each_region_sees_all_of_the_one_before(threads: int) -> None:
+    """Lines serve one region after another: of fewer items than runs, as many, more, none."""
+    sizes, program = (1, 5, 16, 0, 33, 100), turn_and_double.program(get("generic"))
+    rng = np.random.default_rng(threads)
+    a = rng.integers(-9, 9, max(sizes)).astype(np.int32)
+    want, made, b = a.copy(), a.copy(), np.zeros_like(a)
+    launches = [Launch(program, {"a": Place("a"), "b": Place("b"), "n": n}) for n in sizes * 4]
+    run = chain(launches, {}, ("a", "b"), threads, program)
+    for _ in range(20):
+        run(made, b, None)
+        for n in sizes * 4:
+            want[:n] = (np.roll(want[:n], -1) + np.int32(1))[::-1] * np.int32(2)
+        assert (made == want).all()

@@ -30,7 +30,7 @@ def collatz(k: Function, start: Int) -> Int:
     """How many steps it takes to 1; -1 where it starts below that."""
     k.return_if(start < 1, -1)
     number, steps = k.register(start), k.register(k.index(0))
-    for _ in k.forever():
+    for _ in k.loop():
         k.return_if(number.value.equals(1), lambda k: steps.value)
         for _ in k.unless((number.value & 1).equals(0)):
             number.value = number.value * 3 + 1

@@ -20,44 +20,18 @@ comes when the call has returned (jit.team).
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, element_of, s64
 from lowbit.isa.value import Register, Value
-from lowbit.jit.compile import immortal
 
-# A kernel's arguments are followed in memory by 64-bit words: how many threads there are, where
-# processors' last numbers stand, which are only read; counters; and which numbers threads have, a
-# bit each. A parallel region has a counter of the items that are done, and of each run of items, in
-# 32 bits, one of those that are taken.
-MAX_REGIONS = 4
-RUNS = 16
-THREADS, LAST_NUMBERS, REGIONS = range(3)
-REGION = 1 + RUNS // 2
-NUMBERS = REGIONS + MAX_REGIONS * REGION
-COUNTERS = NUMBERS + 1
-PROCESSORS = 256  # that are told apart, a power of two
-
-
-def counters(threads: int) -> tuple[int, ...]:
-    """Those of a call that so many threads may enter, before it begins."""
-    return (threads, ctypes.addressof(_last_numbers(threads)), *(0,) * (COUNTERS - REGIONS))
-
-
-@cache
-def _last_numbers(threads: int) -> ctypes.Array[ctypes.c_uint8]:
-    """Of each processor, the number that the thread on it had in the last call of so many threads.
-    They begin apart as far as they can, and stay so, since who finds a number taken notes the one
-    that was free."""
-    first = (i % threads % PROCESSORS for i in range(PROCESSORS))
-    return immortal((ctypes.c_uint8 * PROCESSORS)(*first))
+MAX_REGIONS = 4  # of a kernel
+RUNS = 16  # of items in a region
 
 
 class RegisterPressureError(Exception):
@@ -110,7 +84,7 @@ class Builder(ABC):
 
     def thread(self) -> Value:
         """A number that no other thread of this call has, less than there are threads, and mostly
-        the same in every call. To be asked for at the top of a text."""
+        the same in every call."""
         raise TypeError("k.thread stands in kernels only")
 
     # What they share.

@@ -191,7 +191,7 @@ def lowbit_builtin(k: Function, self: Int, args: Words, given: Int, keywords: In
 def _record_of(k: Function, self: Int, first: Int) -> Int:
     """The record of the builtin that is bound to this."""
     place = k.register(first)
-    for _ in k.forever():
+    for _ in k.loop():
         record = k.view(_Record, place.value)
         k.return_if(record.module.equals(self), record)
         place.value = record.next

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit import threads
-from lowbit.jit.builder import counters
+from lowbit.jit.area import area
 from lowbit.jit.cached_call_code import (
     ARRAY,
     COPIED,
@@ -234,13 +234,13 @@ def cached_call(
         return None
     if not arrays_are_known():
         return None
-    places = {name: place for place, name in enumerate(names)}
-    slots = [words.get(name, 0) for name in names] + [*counters(thread_count)]
+    before = area(loaded.address, thread_count)
+    places = {name: place for place, name in enumerate(names, len(before))}
+    given = [*before, *(words.get(name, 0) for name in names)]
     moves = [word for name, offset in scratch.items() for word in (places[name], offset)]
     outputs = [i for i, check in enumerate(checks) if isinstance(check, Array) and check.written]
     record = Record(
-        loaded.address,
-        len(slots),
+        len(given),
         len(scratch),
         len(checks),
         id(np.ndarray),
@@ -252,7 +252,7 @@ def cached_call(
         shared=_shared_scratch() if scratch_bytes > _MOST_OF_STACK else 0,
         scratch_bytes=scratch_bytes,
     )
-    fixed = struct.pack(f"{len(slots) + len(moves)}q", *slots, *moves)
+    fixed = struct.pack(f"{len(given) + len(moves)}q", *given, *moves)
     packed = bytes(record) + fixed + b"".join(bytes(check.record(places)) for check in checks)
     make, method = _entry()
     known = [check.value for check in checks if isinstance(check, Same)]

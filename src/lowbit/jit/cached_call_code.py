@@ -9,7 +9,8 @@ from typing import Any
 from lowbit.isa.types import Int, f32, f64, s32, s64
 from lowbit.isa.value import Value
 from lowbit.jit import threads
-from lowbit.jit.entry import slots_size, template_copy
+from lowbit.jit.area import entered
+from lowbit.jit.entry import call_size, template_copy
 from lowbit.jit.function import Bit, Function, Words
 from lowbit.jit.objects import (
     DTYPE_BITS,
@@ -31,13 +32,13 @@ _EQUAL = 2  # Py_EQ
 
 
 class Record(Structure):
-    """What is bound: the kernel; how many slots, pairs of a slot and its offset in the scratch, and
-    checks follow; which argument is the output, or -1, else what makes one, with what arguments,
-    or NumPy's own function and its dtype and shape; whether the GIL is kept; threads, and where
+    """What is bound: how many words, pairs of a slot and its offset in the scratch, and checks
+    follow; which argument is the output, or -1, else what makes one, with what arguments, or
+    NumPy's own function and its dtype and shape; whether the GIL is kept; threads, and where
     stands what starts them; the scratch that calls share, or 0 for the stack."""
 
     _fields_ = (
-        *words("kernel", "slots", "moves", "checks", "array_type", "output", "output_slot", "make",
+        *words("words", "moves", "checks", "array_type", "output", "output_slot", "make",
                "arguments", "maker", "dtype", "ndim"),
         ("shape", c_int64 * MOST_AXES),
         *words("keeps_gil", "threads", "starter", "shared", "scratch_bytes"),
@@ -77,7 +78,7 @@ def lowbit_cached_call(k: Function, self: Tuple, args: Words, given: Int) -> Int
         begun.value = k.call(_nanoseconds)
         k.return_if(start.value.equals(0), none)
         k.return_unless(begun.value < starter.until, none)
-    slots = template_copy(k, record, k.stack(slots_size(record)))
+    slots = template_copy(k, record, k.stack(call_size(record)))
     scratch, on_stack = k.register(k.index(0)), record.shared.equals(0)
     shared = k.view(SharedScratch, record.shared)
     for _ in k.when(on_stack):
@@ -95,7 +96,7 @@ def _answer(
     k: Function, record: Record, args: Words, slots: Words, scratch: Int, start: Int, begun: Int
 ) -> Int:
     """Compare, and run: what the function returns."""
-    moves = record.end + record.slots
+    moves = record.end + record.words
     for i in k.range(0, record.moves):
         slots[moves[i * 2]] = scratch + moves[i * 2 + 1]
     checks = moves + record.moves * 2
@@ -232,20 +233,20 @@ def _output(k: Function, record: Record, args: Words, slots: Words) -> Int:
     return fresh.value
 
 
-def _run(k: Function, record: Record, slots: Words, start: Int, begun: Int) -> None:
+def _run(k: Function, record: Record, shared: Words, start: Int, begun: Int) -> None:
     """Run the kernel. Several threads that took too long are not started so again."""
     for _ in k.unless(record.keeps_gil.equals(0)):
-        k.call(record.kernel, slots, returns=None)
+        k.call(entered, shared)
         k.returns()
     state = k.call("PyEval_SaveThread")
     for _ in k.when(record.threads > 1):
         count = record.threads.to(s32)
-        k.call(start, record.kernel, slots, count, k.constant(0, s32), returns=None)
+        k.call(start, entered, shared, count, k.constant(0, s32), returns=None)
         for _ in k.unless(k.call(_nanoseconds) - begun < _STALL):
             starter = k.view(threads.Starter, record.starter)
             k.store_atomic(starter.at("function"), 0, "monotonic")
     for _ in k.otherwise():
-        k.call(record.kernel, slots, returns=None)
+        k.call(entered, shared)
     k.call("PyEval_RestoreThread", state, returns=None)
 
 

@@ -2,10 +2,9 @@
 
 Its slots, as jit.emit has them, are: the number of steps; where to write the clock at the beginning
 and after each, or 0; the thread that does so; for each step the kernel's address and where its own
-slots begin, counted from the first of all; the clocks; and those slots, each step's followed by its
-counters. So a network enters machine code as one product does (jit.entry), its threads go from step
-to step by themselves, and none begins a step before all items of the one before are done, since
-kernels end so.
+slots begin, counted from the first of all; the clocks; and those slots. So a network enters machine
+code as one product does (jit.entry), its threads go from step to step by themselves, and none
+begins a step before all items of the one before are done, since kernels end so.
 
 Each thread reads the clock behind a step, which has ended by then. A thread that lost its core does
 so late, so the first that writes a clock is right, and clocks never decrease. It may come back when
@@ -23,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.isa.types import Int
 from lowbit.isa.value import Value
-from lowbit.jit.builder import counters
+from lowbit.jit.builder import MAX_REGIONS
 from lowbit.jit.compile import Loaded
 from lowbit.jit.entry import bound
 from lowbit.jit.function import Function, Words, compiled
@@ -38,19 +38,20 @@ class _Head(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int64) for name in ("steps", "stamps", "caller"))
 
 
-def lowbit_steps(k: Function, slots: Words) -> None:
+def lowbit_steps(k: Function, slots: Words, shared: Words, number: Int, region: Int) -> None:
     """Run the steps."""
     head = k.view(_Head, slots)
     table = head.end
     clocks = table + head.steps * 2
 
-    def note(number: Value | int) -> None:
+    def note(place: Value | int) -> None:
         for _ in k.unless(head.stamps.equals(0)):
-            k.replace(clocks.at(number), 0, k.call("llvm.readcyclecounter"), "monotonic")
+            k.replace(clocks.at(place), 0, k.call("llvm.readcyclecounter"), "monotonic")
 
     note(0)
     for i in k.range(0, head.steps):
-        k.call(table[i * 2], slots + table[i * 2 + 1], returns=None)
+        own, first = slots + table[i * 2 + 1], region + i * MAX_REGIONS
+        k.call(table[i * 2], own, shared, number, first, returns=None)
         note(i + 1)
     for _ in k.unless(head.stamps.equals(0)):
         for _ in k.when(k.call("pthread_self").equals(head.caller)):
@@ -73,7 +74,7 @@ def chain(
     begin = ctypes.sizeof(_Head) // 8 + 2 * len(launches) + len(clocks)
     for one in launches:
         table += one.program.address, begin + len(slots)
-        slots += *(one.words[name] for name in one.program.names), *counters(threads)
+        slots += (one.words[name] for name in one.program.names)
     words: list[Word] = [len(launches), Place("stamps"), Place("caller"), *table, *clocks, *slots]
     # A word that a call fills has its own parameter; one argument may fill several.
     names, wanted = [str(number) for number in range(len(words))], [*arguments, "stamps", "caller"]

@@ -7,7 +7,8 @@ layout. Beside the statements of kernels it may say
 
     for _ in k.unless(i < n): ...        the opposite of `when`
     for _ in k.otherwise(): ...          right after `when` or `unless`: where that did not run
-    for _ in k.forever(): ...            until the function returns
+    for leave in k.loop(): ...           until the function returns, or the condition holds that
+                                         leave(condition) is given
     k.returns(value)                     return early; the Python function returns at the end
     k.return_if(i < n, value)            the same, under a condition; also k.return_unless
     k.call(target, *arguments)           a C function by its name, an address, or another text
@@ -230,14 +231,23 @@ class Function(Builder):
         self.builder.position_at_end(after)
         self._last = branch, after
 
-    def forever(self) -> Iterator[None]:
-        """The body runs again and again, until it returns from the function."""
-        body = self.builder.append_basic_block()
-        self.builder.branch(body)
-        self.builder.position_at_end(body)
-        yield
+    def loop(self) -> Iterator[Callable[[Value], None]]:
+        """The body runs again and again, until it returns or gives a condition that holds."""
+        b = self.builder
+        body, after = b.append_basic_block(), b.append_basic_block()
+
+        def leave(condition: Value) -> None:
+            rest = b.append_basic_block()
+            b.cbranch(condition.payload, after, rest)
+            b.position_at_end(rest)
+
+        b.branch(body)
+        b.position_at_end(body)
+        self._open += 1
+        yield leave
+        self._open -= 1
         self._go(body)
-        self.builder.position_at_end(self.builder.append_basic_block())
+        b.position_at_end(after)
 
     def _check_bodies(self) -> None:
         if self._open:

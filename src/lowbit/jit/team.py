@@ -117,7 +117,7 @@ def _wake(k: Function) -> None:
 def _start(k: Function, wanted: Int) -> None:
     """Create threads until as many as that live, or no more can be created."""
     alive_at = k.shared(_Team).at("alive")
-    for _ in k.forever():
+    for _ in k.loop():
         alive = k.load_atomic(alive_at, "monotonic")
         k.return_unless(alive < wanted)
         for _ in k.when(k.replace(alive_at, alive, alive + 1, "monotonic")):
@@ -145,7 +145,7 @@ def _created(k: Function) -> Bit:
 def _work(k: Function, unused: Int) -> Int:
     """What a thread of the pool does."""
     k.call("prctl", k.constant(_SET_NAME, s32), k.text(THREAD), returns=s32, fixed=1)
-    for _ in k.forever():
+    for _ in k.loop():
         seen = k.load_atomic(k.shared(_Team).at("bell"), "acquire")
         for _ in k.unless(k.call(_helped)):
             k.call(_wait, seen)
@@ -168,7 +168,7 @@ def _helped(k: Function) -> Bit:
 
 def _entered(k: Function, task: _Task) -> Int:
     """Enter a task: how many might, this thread among them. 0: it is not open."""
-    for _ in k.forever():
+    for _ in k.loop():
         state = k.load_atomic(task.at("state"), "monotonic")
         places = state & (_INSIDE - 1)
         k.return_if(places.equals(0), 0)
