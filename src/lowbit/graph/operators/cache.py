@@ -112,13 +112,11 @@ def _lower(lowering: Lowering, node: Node) -> None:
     element = itemsize(cache.tensor)
     slot_stride = layers * 2 * heads * capacity * row
     keys = cache.place + node.get("layer", 0) * 2 * heads * capacity * row * element
-    wide = slots or form.cache == "s8"
-    turned = lowering.fresh(Tensor("float32" if wide else cache.tensor.dtype, q.shape))
     out = lowering.output(node.outputs[0])
     scale = float(node.get("scale", size**-0.5))
     parameters = lowering.known(plans.attention_parameters(scale))
     words = {
-        "turned": turned.place, "q": new[0].place, "key": new[1].place, "value": new[2].place,
+        "q": new[0].place, "key": new[1].place, "value": new[2].place,
         "rotation": rotation.place, "positions": positions.place, "cache": keys,
         "q_stride": new[0].strides[0], "k_stride": new[1].strides[0],
         "v_stride": new[2].strides[0], "rows": rows, "heads": heads, "capacity": capacity,
@@ -132,6 +130,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
             "slot_stride": slot_stride, "chunks": chunks,
         })  # fmt: skip
         return
+    dtype = "float32" if form.cache == "s8" else cache.tensor.dtype
+    turned = lowering.fresh(Tensor(dtype, q.shape))
+    words["turned"] = turned.place
     words["geometry"] = place = lowering.scratch(8 * plans.TABLE_LENGTH)
     sizes = plans.Sizes(1, all_heads, rows, capacity, size, size, heads)
     plan = _plan(lowering, form, sizes)

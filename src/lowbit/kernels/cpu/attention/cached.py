@@ -6,12 +6,12 @@ and then values. A row of bytes ends with its scale, a float32: max |x| / 127.
 `cached_attention` serves steps: each row is the newest token of a sequence. The keys of a sequence
 are cut into chunks, so that one long sequence keeps all threads busy:
 
-    append     queries and keys are turned by their position; keys and values go to the cache
-    attend     of each row, head of keys and chunk: scores, weights, sums of values
+    attend     of each row, head of keys and chunk: queries are turned by their position, and in the
+               last chunk the key, which goes to the cache with its value; scores, weights, sums
     combine    the chunks of a row: each is scaled to the greatest score of all
 
-`append_rows` is the first part alone, for chunks of a prompt, whose queries are as many as tiles
-want: then `attention` follows, with the number of keys in the table that is made here.
+`append_rows` brings chunks of a prompt to the cache, whose queries are as many as tiles want: then
+`attention` follows, with the number of keys in the table that is made here.
 
 Sources: Su et al. 2021, arXiv:2104.09864 (positions); Dao et al. 2023, Flash-Decoding (chunks).
 """
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.isa.generic import maximum, minimum
-from lowbit.isa.types import F32Pointer, Int, S64Pointer, U8Pointer, Vector, f32, s8, s32, s64
+from lowbit.isa.generic import maximum, minimum, select
+from lowbit.isa.types import F32Pointer, Int, S64Pointer, U8Pointer, Vector, f32, s8, s32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
@@ -88,25 +88,31 @@ class _Rows:
         """From keys to their values, in elements."""
         return self.heads * self.capacity * self.form.row
 
-    def append(self, row: Value, turned: Value) -> None:
-        """Bring a row to the cache, and its queries, turned, to [heads · group, head_dim]."""
-        k, size, group = self.k, self.form.head_dim, self.form.group
-        position = (self.positions + row).load()
-        angles = self.rotation + position * self.form.rotated
-        q, key, value = (place + row * stride for place, stride in self.sources)
-        for head in k.range(0, self.heads * group):
-            self._turn(q + head * size, turned + head * size, angles)
-        for head in k.range(0, self.heads):
-            line = self.keys(row, head) + position * self.form.row
-            if self.form.cache == "s8":
-                whole = k.local(f32, size)
-                self._turn(key + head * size, whole, angles)
-                self._quantize(whole, line)
-                self._quantize(value + head * size, line + self.values_behind)
-                continue
-            self._turn(key + head * size, line, angles)
-            for at, lanes in self.pieces(size):
-                self._store((value + head * size + at).load(lanes), line + self.values_behind + at)
+    def turn(self, row: Value, head: Value, turned: Value) -> None:
+        """Bring a row's queries for a head of keys, turned, to [group, head_dim]."""
+        size, group = self.form.head_dim, self.form.group
+        q, stride = self.sources[0]
+        for h in range(group):
+            source = q + row * stride + (head * group + h) * size
+            self._turn(source, turned + h * size, self._angles(row))
+
+    def append(self, row: Value, head: Value) -> None:
+        """Bring a head's key, turned, and its value to the cache."""
+        k, size = self.k, self.form.head_dim
+        key, value = (place + row * stride + head * size for place, stride in self.sources[1:])
+        line = self.keys(row, head) + (self.positions + row).load() * self.form.row
+        if self.form.cache == "s8":
+            whole = k.local(f32, size)
+            self._turn(key, whole, self._angles(row))
+            self._quantize(whole, line)
+            self._quantize(value, line + self.values_behind)
+            return
+        self._turn(key, line, self._angles(row))
+        for at, lanes in self.pieces(size):
+            self._store((value + at).load(lanes), line + self.values_behind + at)
+
+    def _angles(self, row: Value) -> Value:
+        return self.rotation + (self.positions + row).load() * self.form.rotated
 
     def _turn(self, source: Value, target: Value, angles: Value) -> None:
         half = self.form.rotated // 2
@@ -178,7 +184,10 @@ def append_rows(
                 None, cache, heads, capacity, none)  # fmt: skip
     for row in k.parallel(rows):
         queries = turned.cast(f32 if form.cache == "s8" else FORMATS[form.cache])
-        new.append(row, queries + row * (heads * (form.group * form.head_dim)))
+        for head in k.range(0, heads):
+            pair = row * heads + head
+            new.turn(row, head, queries + pair * (form.group * form.head_dim))
+            new.append(row, head)
         for _ in k.when(row.equals(0)):
             for i in range(TABLE_LENGTH):
                 (geometry + i).store((table + i).load())
@@ -191,7 +200,6 @@ def append_rows(
 def cached_attention(
     k: Builder,
     out: F32Pointer,
-    turned: F32Pointer,
     q: F32Pointer,
     key: F32Pointer,
     value: F32Pointer,
@@ -215,41 +223,44 @@ def cached_attention(
 ) -> None:
     """out[row] = the attention of a row's queries to the keys of its sequence, up to its own.
 
-    As `append_rows`, but each row is the newest of a sequence: its keys begin slots[row] ·
-    slot_stride elements further. out: float32 [rows, heads · group, size]. parameters: what scores
-    are multiplied by before 2 is raised to them. scratch: float32 [threads, form.scores]; parts:
-    float32 [rows, heads, chunks, group, form.part], where `chunks` of CHUNK keys hold `capacity`,
-    or the window.
+    As `append_rows`, but each row is the newest of a sequence, whose keys begin slots[row] ·
+    slot_stride elements further. out [rows, heads · group, size], scratch [threads, form.scores],
+    parts [rows, heads, chunks, group, form.part]: float32; `chunks` of CHUNK keys hold `capacity`,
+    or the window. parameters: of `attention_parameters`.
     """
-    new = _Rows(k, form, [(q, q_stride), (key, k_stride), (value, v_stride)], rotation, positions,
-                slots, cache, heads, capacity, slot_stride)  # fmt: skip
+    sources = [(q, q_stride), (key, k_stride), (value, v_stride)]
+    new = _Rows(k, form, sources, rotation, positions, slots, cache, heads, capacity, slot_stride)
     chunks_of = ByteChunks if form.cache == "s8" else Chunks
     work = chunks_of(k, form, new.values_behind, scratch + k.thread() * form.scores, parameters)
-    group, size = form.group, form.head_dim
-    for row in k.parallel(rows):
-        new.append(row, turned + row * (heads * (group * size)))
+    group, size, turned = form.group, form.head_dim, k.local(f32, form.group * form.head_dim)
+
+    def combine(item: Value, pair: Value, used: Value) -> None:
+        for h in range(group):
+            place, target = parts + (item * group + h) * form.part, out + (pair * group + h) * size
+            work.combine(place, used, target)
+
     for item in k.parallel(rows * heads * chunks):
         chunk, pair = item % chunks, item // chunks
         row, head = pair // heads, pair % heads
-        position, base = (positions + row).load(), k.index(0)
-        left = position + 1 - chunk * CHUNK
-        if form.window:
-            base = _first(position, form)
-            left = left - base
+        base, keys_of_row = _window(positions, row, form)
+        left = keys_of_row - chunk * CHUNK
         for _ in k.when(left > 0):
+            new.turn(row, head, turned)
+            for _ in k.when(left < CHUNK + 1):
+                new.append(row, head)
             keys = new.keys(row, head) + (chunk * CHUNK + base) * form.row
-            work.attend(turned + pair * (group * size), keys, minimum(left, k.index(CHUNK)),
-                        parts + item * (group * form.part))  # fmt: skip
-    for pair in k.parallel(rows * heads):
-        position = (positions + pair // heads).load()
-        if form.window:
-            position = position - _first(position, form)
-        used = (position + CHUNK) // CHUNK
-        for h in range(group):
-            first = parts + pair * chunks * (group * form.part) + h * form.part
-            work.combine(first, used, out + (pair * group + h) * size)
+            count, part = minimum(left, k.index(CHUNK)), parts + item * (group * form.part)
+            work.attend(turned, keys, count, part)
+            for _ in k.when(keys_of_row < CHUNK + 1):
+                combine(item, pair, k.index(1))
+    for pair in k.parallel(select(chunks > 1, rows * heads, k.index(0))):
+        used = (_window(positions, pair // heads, form)[1] + CHUNK - 1) // CHUNK
+        for _ in k.when(used > 1):
+            combine(pair * chunks, pair, used)
 
 
-def _first(position: Value, form: CachedForm) -> Value:
-    """The first key of a window."""
-    return maximum(position + (1 - form.window), position.machine.constant(0, s64))
+def _window(positions: Value, row: Value, form: CachedForm) -> tuple[Value, Value]:
+    """The first key that a row attends to, and how many."""
+    keys = (positions + row).load() + 1
+    first = maximum(keys - form.window, keys * 0) if form.window else keys * 0
+    return first, keys - first
