@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lowbit.isa.generic import minimum
+from lowbit.isa.generic import minimum, select
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import Shape
@@ -13,6 +13,8 @@ from lowbit.kernels.cpu.rows.input_format import InputFormat, LeftOperand, Row, 
 from lowbit.kernels.cpu.rows.windows import Strips
 from lowbit.kernels.cpu.shared.groups import Groups
 from lowbit.kernels.cpu.shared.layout import LINE
+
+_LONG = 512  # k of rows that are packed by themselves
 
 
 def ceil(a: Value, b: Value | int) -> Value:
@@ -90,28 +92,33 @@ class Rows:
         return self.k_blocks * self.block_rows * LINE
 
     def pack_all(self, k: Builder, target: Value) -> None:
-        """Pack all blocks, in a parallel region."""
-        for block in k.parallel(ceil(self.count, self.block_outputs)):
-            self.pack(k, block * self.block_outputs, target + block * self.block_bytes)
+        """Pack all blocks, in a parallel region: long rows one by one, so that a thread packs what
+        it has just made."""
+        each = select(self.k_size < _LONG, self.block_outputs, k.index(1))
+        for item in k.parallel(ceil(self.count, each)):
+            block, within = item * each // self.block_outputs, item * each % self.block_outputs
+            lines = target + block * self.block_bytes + within * (self.format.digits * LINE)
+            self.pack(k, item * each, lines, each)
 
-    def pack(self, k: Builder, first: Value, target: Value) -> None:
-        """Pack the block of rows that begins with row `first`, as far as there are rows."""
+    def pack(self, k: Builder, first: Value, target: Value, count: Value | None = None) -> None:
+        """Pack so many rows of a block, or one, from row `first` on, as far as there are rows."""
+        count = self.block_outputs if count is None else count
         if self.by_lines(k):
-            self._pack_whole_lines(k, first, target)
+            self._pack_whole_lines(k, first, count, target)
             for _ in k.when(self.k_size % LINE > 0):
                 last = self.k_size // LINE
                 place = target + last * (self.block_rows * LINE)
-                self._pack_line(k, first, self.block_outputs, last, place, whole=False)
+                self._pack_line(k, first, count, last, place, whole=False)
             return
         digits = self.format.digits
-        for r in k.range(first, minimum(first + self.block_outputs, self.count)):
+        for r in k.range(first, minimum(first + count, self.count)):
             lines = target + (r - first) * (digits * LINE)
             row = Row(self.operand, r, lines, self.block_rows * LINE)
             with k.scope():
                 self.format.pack(k, row, self._facts(r))
 
-    def _pack_whole_lines(self, k: Builder, first: Value, target: Value) -> None:
-        for r in k.range(0, minimum(self.block_outputs, self.count - first)):
+    def _pack_whole_lines(self, k: Builder, first: Value, count: Value, target: Value) -> None:
+        for r in k.range(0, minimum(count, self.count - first)):
             line = self.format.lines(k, self.operand, first + r)
             for which in k.range(0, self.k_size // LINE):
                 (target + (which * (self.block_rows * LINE) + r * LINE)).store(line(which, None))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from lowbit.isa.generic import minimum, shuffle
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, s32, u8
 from lowbit.isa.value import Value
-from lowbit.jit.builder import Builder
+from lowbit.jit.builder import RUNS, Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.formats import (
     load_vector,
@@ -30,7 +30,8 @@ from lowbit.kernels.cpu.shared.formats import (
 )
 
 DIMENSIONS, INNER = 6, 3
-BLOCK = 16384  # elements of an item, about: long beside what an item costs, and two fit in L1
+# Elements of an item, about: long beside what an item costs, and two fit in L1.
+_LEAST, _MOST = 1024, 16384
 GATHERED = 256  # elements of a row that pass through scratch memory together
 _MASKING_BYTES = 64  # the size of registers, where loads and stores of bytes can be masked
 TILE_BYTES = 16  # a side of the tiles that `transposed` operands are moved in
@@ -142,10 +143,12 @@ def _ordered(
 
 def _blocks(dimensions: list[_Dimension], columns: tuple[str, ...]) -> list[int]:
     narrow = STRIDED in columns or TRANSPOSED in columns
-    left, limit, blocks = BLOCK, GATHERED if narrow else BLOCK, list[int]()
+    # As many as a region has runs, if that lets them be of a good size.
+    left = min(max(math.prod(one.size for one in dimensions) // RUNS, _LEAST), _MOST)
+    limit, blocks = GATHERED if narrow else _MOST, list[int]()
     for one in reversed(dimensions[-INNER:]):
         blocks.insert(0, max(1, min(one.size, left, limit)))
-        left, limit = left // blocks[0], BLOCK
+        left, limit = left // blocks[0], _MOST
     return [1] * (DIMENSIONS - INNER) + blocks
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lowbit.isa.generic import fma, maximum, minimum, sqrt, store_head
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, f32
 from lowbit.isa.value import Value
-from lowbit.jit.builder import Builder
+from lowbit.jit.builder import RUNS, Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import (
@@ -31,7 +31,7 @@ from lowbit.kernels.cpu.shared.functions import decay, log
 
 LANES = 16
 _PARTS = 3  # partial sums: fewer would wait for themselves, more not fit 16 registers
-_ITEM = 8192  # elements of an item, about
+_LEAST, _MOST = 1024, 8192  # elements of an item, about
 
 # (where a vector begins, how many of its lanes exist, None: all, number of the partial sum)
 Body = Callable[[Value, Value | None, int], None]
@@ -45,8 +45,10 @@ class RowsPlan(NamedTuple):
 
 
 def plan_rows(rows: int, width: int, **strides: int) -> RowsPlan:
-    """Items of about `_ITEM` elements, and a row of float32 for each thread."""
-    item_rows = max(1, _ITEM // max(width, 1))
+    """As many items as a region has runs, or larger or smaller ones; and a row of float32 for each
+    thread."""
+    size = min(max(rows * width // RUNS, _LEAST), _MOST)
+    item_rows = max(1, size // max(width, 1))
     scratch = padded(width, LANES)
     words = {"rows": rows, "width": width, "item_rows": item_rows, "scratch_stride": scratch}
     return RowsPlan({**words, **strides}, scratch * f32.bytes)
