@@ -176,6 +176,21 @@ def test_outputs_belong_to_the_caller() -> None:
     np.testing.assert_array_equal(first, kept)
 
 
+def test_bound_inputs_are_read_when_it_runs() -> None:
+    net = Net()
+    session = Session(net.graph(net("Add", net.input("batch", 3), net.input("batch", 3))))
+    x, y = np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)
+    run = session.bind(x, x1=y)
+    (first,) = run()
+    y[:] = 5
+    np.testing.assert_array_equal(run()[0], x + y)
+    np.testing.assert_array_equal(first, 2)
+    with pytest.raises(ValueError, match="x1 must be contiguous, of float32"):
+        session.bind(x, y[:, ::-1])
+    with pytest.raises(ValueError, match="x0 must be contiguous, of float32"):
+        session.bind(x.astype(np.float64), y)
+
+
 def test_a_profile_names_all_nodes_and_sums_up() -> None:
     graph = with_formats(basic_block(), batch=1)
     inputs = random_inputs(graph, batch=1)["x0"]

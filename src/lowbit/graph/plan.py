@@ -21,7 +21,7 @@ from lowbit.jit import verbose
 from lowbit.jit.chain import chain
 from lowbit.jit.entry import word
 from lowbit.jit.workspace import aligned_empty
-from lowbit.product.arguments import output
+from lowbit.product.arguments import allocation
 from lowbit.registry.locks import Lock
 
 
@@ -53,6 +53,7 @@ class Plan:
         for name in graph.outputs:
             others = {one.buffer for one in (*self.inputs, *self.outputs)}
             self.outputs.append(_output(lowering, name, others))
+        self._makers = [allocation(one.shape, one.dtype) for one in self.outputs]
         self.steps: Sequence[Step] = reading_ahead(lowering.steps, threads)
         self.threads = threads
         self._constants, self._kept = lowering.constants, lowering.kept
@@ -98,7 +99,7 @@ class Plan:
 
         stamps: int64 [1 + steps] is given the clock at the beginning and after each.
         IndexError: a kernel met an index that is out of range."""
-        outputs = [output(None, None, one.shape, one.dtype)[0] for one in self.outputs]
+        outputs = [make(*of) for make, of in self._makers]
         with self._lock:
             instance = self._idle.pop() if self._idle else None
         if instance is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,10 +80,28 @@ class Session:
         made = tuple(self.run(*positional, **named).values())
         return made[0] if len(made) == 1 else made
 
+    def bind(self, /, *positional: Any, **named: Any) -> Callable[[], list[Array]]:
+        """`run`, of what these arrays hold when the result is called: the outputs, in the graph's
+        order. It checks nothing again, which takes Python longer than a small network the machine.
+
+        Raises what `run` does; ValueError, too, for an input that would have to be converted."""
+        arrays = self._arrays(positional, named)
+        plan = self.plan(arrays)
+        for one, given in (*zip(self.graph.inputs, positional, strict=False), *named.items()):
+            if arrays[one] is not given:
+                raise ValueError(f"{one} must be contiguous, of {arrays[one].dtype}, to be bound")
+        held = [arrays[one.name] for one in plan.inputs]
+        return lambda: plan.run(held)
+
+    @property
+    def threads(self) -> int:
+        """How many a call uses now."""
+        return max_threads() if self._threads is None else self._threads
+
     def plan(self, inputs: Mapping[str, Array]) -> Plan:
         """The plan for inputs of these shapes: the one made before, or a new one."""
         shapes = tuple((name, inputs[name].shape) for name in self.graph.inputs)
-        threads = max_threads() if self._threads is None else self._threads
+        threads = self.threads
         key = shapes, threads
         with self._lock:
             found = self._plans.pop(key, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,7 @@ class CpuBackend:
         # Pages that no token has touched take no memory.
         self._cache = np.empty(tensor.sizes, dtype_of(tensor.dtype))
         self.slots = len(self._cache)
+        self._idle: dict[tuple[int, int], list[_Step]] = {}  # by rows and threads
 
     def cut(self, count: int) -> tuple[int, ...]:
         """As `Backend` says."""
@@ -70,13 +71,17 @@ class CpuBackend:
 
     def step(self, ids: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Rows:
         """As `Backend` says."""
-        # The last one again, which writes the same to the same place: each number of rows takes a
-        # plan, which takes longer to make than some steps.
-        extra = -len(ids) % 4 if len(ids) > 8 else 0
-        ids, *places = ([*part, *[*part[-1:]] * extra] for part in (ids, positions, slots))
-        rows = (np.array(part, np.int64) for part in places)
-        at, where = rows
-        return self._step(self._embedded(ids), at, self._cache, where)[: len(ids) - extra]
+        rows = len(ids)
+        rows += -rows % 4 if rows > 8 else 0  # each number takes a plan, longer than some steps
+        idle = self._idle.setdefault((rows, self._step.threads), [])
+        step = idle.pop() if idle else _Step(self._step, self._cache, rows)
+        # Behind them the last one again, which writes the same to the same place.
+        for held, given in zip(step.held, (self._embedded(ids), positions, slots), strict=True):
+            held[: len(ids)] = given
+            held[len(ids) :] = given[-1]
+        (logits,) = step.run()
+        idle.append(step)
+        return logits[: len(ids)]
 
     def head(self, hidden: Rows) -> Rows:
         """As `Backend` says."""
@@ -88,7 +93,19 @@ class CpuBackend:
 
     def _embedded(self, ids: Sequence[int]) -> Rows:
         rows = self._checkpoint.rows("token_embd.weight", ids)
-        return rows * np.float32(self._checkpoint.description.embedding_scale)
+        scale = self._checkpoint.description.embedding_scale
+        return rows if scale == 1 else rows * np.float32(scale)
+
+
+class _Step:
+    """A step of so many sequences, ready to run: held: x, positions and slots, which it reads."""
+
+    def __init__(self, session: Session, cache: npt.NDArray[Any], rows: int) -> None:
+        _, width = session.graph.tensors["x"].shape
+        x = np.empty((rows, int(width)), np.float32)
+        at, slots = np.zeros((2, rows), np.int64)
+        self.held = x, at, slots
+        self.run = session.bind(x, at, cache, slots)
 
 
 def filled(x: Rows, rows: int) -> Rows:

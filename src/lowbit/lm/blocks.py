@@ -10,6 +10,7 @@ Source: ggml's ggml-common.h and ggml-quants.c.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,14 +46,17 @@ class Block:
         """The numbers that `weight` has of rows of blocks [N, bytes], or floats, float32 [N, K]."""
         if self.parts is None or not self.offsets:
             return self.numbers(rows)
+        # As nearly always: each step of a text reads a row, of which no weight need be made. It is
+        # checked by lists, since NumPy's reductions are code that nothing else of a step needs.
         q, scale, offset = self.parts(rows.reshape(-1, self.bytes))
-        if not ((scale > 0) & np.isfinite(scale) & np.isfinite(offset)).all():
+        scales = scale.ravel().tolist()
+        if not (min(scales) > 0 and math.isfinite(sum(scales) + sum(offset.ravel().tolist()))):
             return self.weight(rows).dequantize()
-        # As nearly always: each step of a text reads a row, of which no weight need be made.
-        middle = np.float32(0 if self.bits <= 4 else 1 << self.bits - 1)
-        zero = (-offset / scale).astype(np.float32) - middle
-        from_zero = q - middle - zero[..., None]
-        made = np.multiply(scale[..., None], from_zero, dtype=np.float32)
+        less_zero = offset / scale
+        if self.bits > 4:
+            middle = np.float32(1 << self.bits - 1)
+            q, less_zero = q - middle, less_zero + middle
+        made = np.multiply(scale[..., None], q + less_zero[..., None], dtype=np.float32)
         return made.reshape(*rows.shape[:-1], -1)
 
     def numbers(self, rows: Bytes) -> npt.NDArray[np.float32]:
@@ -114,7 +118,7 @@ def _spread(each: Array, q: Array, size: int) -> Array:
 
 def _half(data: Bytes, at: int) -> Array:
     """The float16 at a place of each block, as float32 [blocks, 1]."""
-    return data[:, at : at + 2].copy().view(np.float16).astype(np.float32)
+    return data.view(np.float16)[:, at // 2, None].astype(np.float32)
 
 
 def _nibbles(data: Bytes) -> Array:

@@ -105,8 +105,10 @@ class GgufCheckpoint:
 
     def rows(self, name: str, which: Sequence[int]) -> Floats:
         """Some rows of a matrix."""
-        stored = self._stored(name)
-        return BLOCKS[stored.kind].rows(stored.data[np.asarray(which)])
+        stored, first = self._stored(name), which[0]
+        one = len(which) == 1  # of a text: a slice is faster
+        rows = stored.data[first : first + 1] if one else stored.data[np.asarray(which)]
+        return BLOCKS[stored.kind].rows(rows)
 
     def bias(self, name: str) -> Floats:
         """A bias [N], in the order of its weight's rows."""
