@@ -57,6 +57,15 @@ def error_line(done: subprocess.CompletedProcess[str], code: int) -> str:
     return lines[0]
 
 
+def test_the_command_looks_for_garbage_seldom() -> None:
+    code = (
+        "import atexit, gc, sys; atexit.register(lambda: print(gc.get_threshold()[0])); "
+        "sys.argv = ['lowbit', '--version']; from lowbit.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "10000", done.stdout
+
+
 def test_version() -> None:
     done = run_lowbit("--version")
     assert done.returncode == 0

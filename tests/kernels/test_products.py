@@ -27,7 +27,7 @@ from lowbit.product import requests
 from lowbit.product.dispatch import plan
 from lowbit.product.product import Product
 from lowbit.spec.operations.products import matmul
-from lowbit.weights.panels import PackedMatrix
+from lowbit.weights.panels import PackedMatrix, packed_panels
 from lowbit.weights.repacking import Split
 
 SIZES = [(1, 1, 1), (2, 3, 65), (17, 33, 70), (35, 50, 15)]
@@ -392,34 +392,40 @@ def test_the_interpreter_sees_a_read_past_the_left_operand() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("unsigned", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4"])
 @pytest.mark.parametrize(("along", "order"), [("n", "C"), ("k", "F"), ("", "sliced")])
-@pytest.mark.parametrize("sizes", [(1, 1), (5, 16), (66, 35)])
-def test_pack_interpreted(along: str, order: str, sizes: tuple[int, int], unsigned: bool) -> None:
-    k, n = sizes
-    rng = np.random.default_rng(0)
-    kind = np.uint8 if unsigned else np.int8
-    whole = rng.integers(0, 256, (k, 2 * n)).astype(np.uint8).view(kind)
+@pytest.mark.parametrize("sizes", [(1, 1, 0), (5, 16, 0), (66, 35, 0), (130, 35, 24)])
+def test_pack_interpreted(along: str, order: str, sizes: tuple[int, int, int], dtype: str) -> None:
+    """As compiled, in each format: what was packed, with sums of columns or of groups."""
+    (k, n, group), fmt = sizes, int_format(dtype)
+    rng, nibbles = np.random.default_rng(0), fmt.bits == 4
+    whole = rng.integers(fmt.qmin, fmt.qmax + 1, (k, 2 * n)).astype(fmt.storage)
     b = whole[:, ::-2] if order == "sliced" else np.array(whole[:, :n], order=order)  # type: ignore[call-overload]
-    panels = aligned_empty((blocks(n, 16), padded_k(k) // 4, LINE), np.uint8)
+    panels = aligned_empty((blocks(n, 16), padded_k(k) // (8 if nibbles else 4), LINE), np.uint8)
     panels[...] = 0xEE
-    sums = np.full(blocks(n, 16) * 16, 77, np.int32)
+    sums = np.zeros((blocks(n, 16), blocks(k, group or k), 16), np.int32)
+    half, signed = 1 << fmt.bits - 1, dtype in ("int8", "int4")
+    zero = fmt.midpoint if group or not nibbles else 0
     pack_kernel.interpret(
         SETS["generic"],
         {
             "b": b, "k_stride": b.strides[0], "n_stride": b.strides[1], "panels": panels,
-            "column_sum": sums, "k_size": k, "n": n,
+            "sums": sums, "k_size": k, "n": n, "group": group or padded_k(k),
         },
         along=along,
-        unsigned=unsigned,
+        flip=half if signed == bool(nibbles or group) else 0,
+        zero=zero,
+        nibbles=nibbles,
     )  # fmt: skip
-    packed = PackedMatrix(panels, sums, k, n, np.dtype(kind).name)
-    np.testing.assert_array_equal(packed.unpack(), b)
-    stored = b.astype(np.int64) - 128 * unsigned
-    np.testing.assert_array_equal(sums[:n], stored.sum(axis=0))
-    assert (sums[n:] == 0).all()
-    again = pack(b)
-    np.testing.assert_array_equal(again.panels, panels)
+    again, its_sums = packed_panels(b, dtype, group=group or None)
+    np.testing.assert_array_equal(again, panels)
+    np.testing.assert_array_equal(its_sums, sums if group else sums.reshape(-1))
+    rows = np.zeros((blocks(k, group or k) * (group or k), blocks(n, 16) * 16), np.int64)
+    rows[:k, :n] = b.astype(np.int64) - zero
+    expected = rows.reshape(-1, group or k, rows.shape[1]).sum(1)
+    np.testing.assert_array_equal(sums.transpose(1, 0, 2).reshape(expected.shape), expected)
+    if not group:
+        np.testing.assert_array_equal(PackedMatrix(panels, its_sums, k, n, dtype).unpack(), b)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -50,6 +50,16 @@ def test_round_trip(matrix: lowbit.PackedMatrix, tmp_path: Path) -> None:
             back.panels[...] = 0
 
 
+def test_groups_of_no_rows(tmp_path: Path) -> None:
+    """Of K = 0 there is a group, which holds nothing."""
+    nothing = lowbit.quantize(np.zeros((0, 4)), "int4", axis=1, group_size=8, group_axis=0)
+    lowbit.save_packed(lowbit.pack(nothing), tmp_path / "b.packed")
+    back = lowbit.load_packed(tmp_path / "b.packed")
+    assert back.shape == (0, 4)
+    assert not back.column_sums.any()
+    assert back.quantized().shape == (0, 4)
+
+
 def _forged(path: Path, change: Change) -> None:
     """The file with other content, and digests that are right."""
     metadata, tensors = _FILE.read(path, verify=True)

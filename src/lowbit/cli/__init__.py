@@ -3,6 +3,7 @@ packages bring commands by entry points of the group "lowbit.commands", function
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib.metadata import entry_points
 from typing import Any
@@ -37,6 +38,7 @@ def load_others() -> None:
 def main() -> None:
     """The console command `lowbit`. Others' commands are looked for where none of this package is
     asked for: that takes some hundredths of a second, and a first word should come soon."""
+    gc.set_threshold(10_000)  # modules, texts and plans are many objects, which stay
     own = {name.partition(" ")[2] for name in application.commands.names()}
     if own.isdisjoint(sys.argv[1:2]):
         load_others()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +163,11 @@ class _Gguf:
         self.metadata = metadata
         self.tokens: list[str] = []  # `values` asks how many
         tokens = self.values("tokens")
-        wrong = next((id for id, token in enumerate(tokens) if not isinstance(token, str)), None)
-        if wrong is not None:
+        if set(map(type, tokens)) != {str}:
+            wrong = next(id for id, token in enumerate(tokens) if type(token) is not str)
             raise ValueError(f"tokenizer.ggml.tokens[{wrong}] is {tokens[wrong]!r}, not text")
         self.tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(tokens)]
-        self.ids = {token: id for id, token in enumerate(self.tokens)}
+        self.ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         if len(self.ids) < len(self.tokens):
             twice = next(token for id, token in enumerate(self.tokens) if self.ids[token] > id)
             raise ValueError(f"tokenizer.ggml.tokens has {twice!r} twice")
@@ -197,10 +197,11 @@ class _Gguf:
 
     def merges(self) -> list[Any]:
         """Pairs of tokens, the first to merge first. ValueError: one is no pair."""
-        merges = [tuple(str(merge).split(" ", 1)) for merge in self.values("merges", least=1)]
-        wrong = next((id for id, one in enumerate(merges) if len(one) < 2 or "" in one), None)
-        if wrong is not None:
-            raise ValueError(f"tokenizer.ggml.merges[{wrong}] is {merges[wrong]}, not a pair")
+        held = self.values("merges", least=1)
+        merges = [merge.partition(" ")[::2] for merge in map(str, held)]
+        if "" in chain.from_iterable(merges):
+            wrong = next(id for id, pair in enumerate(merges) if "" in pair)
+            raise ValueError(f"tokenizer.ggml.merges[{wrong}] is {held[wrong]!r}, not a pair")
         return merges
 
     def begin(self, default: bool) -> list[int]:

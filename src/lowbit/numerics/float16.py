@@ -27,4 +27,5 @@ def float16_offsets(scale: Array, zero: Array, otherwise: Array) -> Array:
 
 def _is_normal(short: Array) -> Array:
     """Which are 0 or normal numbers: kernels would lose others where denormals are flushed."""
-    return (short == 0) | (np.abs(short) >= np.finfo(np.float16).smallest_normal)
+    size = short.view(np.uint16) & np.uint16(0x7FFF)  # NumPy is slow at comparing float16
+    return (size == 0) | (size >= 0x400)

@@ -102,7 +102,7 @@ def check_values(values: npt.NDArray[Any], fmt: IntFormat, name: str) -> None:
     """
     if values.size == 0 or values.dtype.name == fmt.name:  # which holds nothing else
         return
-    if values.min() >= fmt.qmin and values.max() <= fmt.qmax:
+    if (values.dtype.kind == "u" or values.min() >= fmt.qmin) and values.max() <= fmt.qmax:
         return
     index = first_index((values < fmt.qmin) | (values > fmt.qmax))
     raise ValueError(

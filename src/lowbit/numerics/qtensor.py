@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -95,10 +96,11 @@ class QTensor:
             raise ValueError(f"expected two dimensions to transpose, got shape {self.shape}")
         axis = _axis_like(self.axis, tuple(1 - i for i in reversed(self._sharing.kept)))
         group_axis = None if self.group_axis is None else 1 - self.group_axis
-        return QTensor(
-            self.values.T, self.scale.T, self.zero_point.T, self.format, axis, self.group_size,
-            group_axis,
-        )  # fmt: skip
+        made = copy(self)  # whose parts fit together, and are not looked at again
+        values, scale, zero_point = self.values.T, self.scale.T, self.zero_point.T
+        vars(made).update(values=values, scale=scale, zero_point=zero_point, axis=axis,
+                          group_axis=group_axis)  # fmt: skip
+        return made
 
     @property
     def nbytes(self) -> int:

@@ -62,21 +62,8 @@ def _aligned(array: Array) -> Array:
     return result
 
 
-def _bytes_to_nibbles(
-    panels: npt.NDArray[np.uint8], signed: bool, lasting: bool = True
-) -> npt.NDArray[np.uint8]:
-    """Panels of 4-bit values in bytes as panels of nibbles; see layout.py."""
-    panel_count, lines, _ = panels.shape
-    pairs = panels.reshape(panel_count, lines // 2, 2, LINE)
-    flip = NIBBLE_FLIP if signed else 0
-    result = aligned_empty((panel_count, lines // 2, LINE), np.uint8, lasting=lasting)
-    np.left_shift(pairs[:, :, 1] + np.uint8(flip), 4, out=result)
-    result |= pairs[:, :, 0] + np.uint8(flip) & np.uint8(NIBBLE_MASK)
-    return result
-
-
 def _nibbles_to_bytes(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArray[np.uint8]:
-    """What `_bytes_to_nibbles` was given."""
+    """Panels of nibbles as panels of bytes."""
     panel_count, lines, _ = panels.shape
     pairs = np.empty((panel_count, lines, 2, LINE), np.uint8)
     pairs[:, :, 0], pairs[:, :, 1] = panels & np.uint8(NIBBLE_MASK), panels >> 4
@@ -421,17 +408,15 @@ def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, halves: bool) -> 
     real_zero = zero.astype(np.float64)
     if zero_point is not None:
         real_zero = _real_zeros(zero_point, b.scale.shape) - middle
-    values = (b.values.view(np.uint8) - np.uint8(middle)).view(np.int8)
     counts = np.minimum(depth - np.arange(0, depth, size), size)[:, None]
-    filled = np.pad(values, ((0, -depth % size), (0, 0))) if depth % size else values
-    sums = filled.reshape(len(counts), size, columns).sum(axis=1, dtype=np.int32)  # 15x reduceat
-    real_sums = (b.scale.astype(np.float64) * (sums - counts * real_zero)).sum(axis=0)
-    panels, _ = panels_and_sums(values, isa, lasting=b.format.bits == 8)
+    panels, sums = packed_panels(b.values, b.format.name, isa, group=size)
+    real = by_groups(sums, depth, columns, size) - counts * real_zero
+    real_sums = (b.scale.astype(np.float64) * real).sum(axis=0)
     zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
     if halves and zero_point is not None and zeros.any():
         zeros = float16_offsets(b.scale, real_zero + (1 << b.format.bits - 1), zeros)
     return PackedMatrix(
-        panels=_bytes_to_nibbles(panels, True) if b.format.bits == 4 else _flipped(panels),
+        panels=panels,
         column_sums=padded(real_sums.astype(np.float32)),
         K=depth,
         N=columns,
@@ -465,33 +450,34 @@ def _checked_dtype(values: Array, dtype: str | None) -> str:
 
 
 def packed_panels(
-    values: Array, dtype: str, isa: str | None = None, *, lasting: bool = True
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """`panels_and_sums` of integers of a format, with nibbles where that has four bits."""
-    if STORED[dtype] == "s8":
-        return panels_and_sums(values, isa, lasting=lasting)
-    # 4-bit values fit a signed byte as they are.
-    panels, sums = panels_and_sums(values.view(np.int8), isa)
-    return _bytes_to_nibbles(panels, dtype == "int4", lasting), sums
+    values: Array, dtype: str, isa: str | None = None, *, group: int | None = None,
+    lasting: bool = True,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:  # fmt: skip
+    """The panels of integers [K, N] of a format, and the sums of each column, int32 [N rounded up
+    to 16]; of unsigned bytes, of what is stored.
 
-
-def panels_and_sums(
-    values: Array, isa: str | None = None, *, lasting: bool = False
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """The panels of int8 or uint8 values [K, N], and the sum of each column of stored values."""
-    depth, columns = values.shape
+    With groups of so many k, the panels that these have, and the sums of each group, [panels,
+    groups, 16], of the integers less the middle of their format."""
+    (depth, columns), fmt, nibbles = values.shape, int_format(dtype), STORED[dtype] in NIBBLES
     count = blocks(columns, PANEL)
-    panels = aligned_empty((count, padded_k(depth) // QUAD, LINE), np.uint8, lasting=lasting)
-    sums = np.zeros(count * PANEL, np.int32)
+    each = max(1, blocks(depth, group)) if group else 1
+    shape = count, padded_k(depth) // QUAD // (2 if nibbles else 1), LINE
+    panels = aligned_empty(shape, np.uint8, lasting=lasting)
+    sums = np.zeros((count, each, PANEL) if group else count * PANEL, np.int32)
     if values.size:
         k_stride, n_stride = _strides(values)
+        # Nibbles and bytes in groups are stored unsigned, others signed.
+        changed = fmt.signed == bool(nibbles or group)
         program = pack_kernel.program(
             instruction_sets.active(isa),
             along="n" if n_stride == 1 else "k" if k_stride == 1 else "",
-            unsigned=values.dtype == np.uint8,
+            flip=(NIBBLE_FLIP if nibbles else FLIP) if changed else 0,
+            zero=fmt.midpoint if group or not nibbles else 0,
+            nibbles=nibbles,
         )
         threads = thread_runtime.max_threads() if values.size >= _WORTH_THREADS else 1
-        program(threads, values, k_stride, n_stride, panels, sums, depth, columns)
+        strides, size = (k_stride, n_stride), group or padded_k(depth)
+        program(threads, values, *strides, panels, sums, depth, columns, size)
     return panels, sums
 
 

@@ -1,4 +1,4 @@
-"""Packing the right operand: once for all M, from any strides, with the column sums beside it."""
+"""Packing the right operand: once for all M, from any strides, with sums of columns beside it."""
 
 from __future__ import annotations
 
@@ -7,64 +7,76 @@ from lowbit.isa.types import Int, S32Pointer, S64Pointer, U8Pointer, Vector, s32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, QUAD, QUADS
+from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, QUAD, QUADS
 
 
 @kernel
 def pack(
-    k: Builder,
-    b: U8Pointer,
-    k_stride: Int,
-    n_stride: Int,
-    panels: U8Pointer,
-    column_sum: S32Pointer,
-    k_size: Int,
-    n: Int,
-    *,
-    along: str,
-    unsigned: bool,
-) -> None:
-    """Pack b[k_size, n] into panels (see layout.py) and sum each column of stored values.
+    k: Builder, b: U8Pointer, k_stride: Int, n_stride: Int, panels: U8Pointer, sums: S32Pointer,
+    k_size: Int, n: Int, group: Int,
+    *, along: str, flip: int, zero: int, nibbles: bool,
+) -> None:  # fmt: skip
+    """Pack b[k_size, n] into panels (see layout.py), and sum its values less `zero`, by column and
+    `group` of k, a multiple of 8: sums[panels, groups, 16], to which is added.
 
-    `along` names the axis whose stride is 1 ("k", "n", or "" for neither). `unsigned` bytes have
-    128 taken away, so that what is stored, and summed, is signed.
+    `along` names the axis whose stride is 1 ("k", "n", or "" for neither). What is stored is a
+    value with the bits `flip` changed, or the low half of that; behind K and N it is of `zero`.
     """
-    flip = FLIP if unsigned else 0
     lines = (k_size + (LINE - 1)) // LINE * QUADS
-    whole_lines = k_size // QUAD
+    groups = (k_size + (group - 1)) // group
+    held = k.local(u8, PANEL_LINE)
     for panel in k.parallel((n + (PANEL - 1)) // PANEL):
         first = panel * PANEL
-        with k.scope():
-            source = b + first * n_stride
-            target = panels + panel * lines * LINE
-            width = minimum(n - first, k.index(PANEL))
-            sums = k.register(k.zeros(s32, PANEL))
+        source, width = b + first * n_stride, minimum(n - first, k.index(PANEL))
+        for line in k.range(0, lines, QUADS):
+            start = source + line * QUAD * k_stride
+            _take(k, start, (k_stride, n_stride), held, (k_size - line * QUAD, width), along, zero)
+            for pair in k.range(0, QUADS, 2):
+                both = [(held + (pair + i) * LINE).load(LINE) for i in range(2)]
+                place = minimum((line + pair) * QUAD // group, groups - 1) + panel * groups
+                target = sums + place * PANEL
+                target.store(target.load(PANEL) + _summed(both[0] - zero) + _summed(both[1] - zero))
+                low, high = (values ^ flip for values in both)
+                place = panel * lines + line + pair
+                if nibbles:
+                    (panels + place // 2 * LINE).store((low & 15) | (high << 4))
+                else:
+                    (panels + place * LINE).store(low)
+                    (panels + (place + 1) * LINE).store(high)
 
-            def put(line: Value, values: Value, target: Value = target) -> None:
-                (target + line * LINE).store(values)
 
-            fast_lines = k.register(k.index(0))
-            if along:
-                for _ in k.when(width.equals(PANEL)):
-                    fast_lines.value = whole_lines
-                    for line in k.range(0, whole_lines):
-                        start = source + line * QUAD * k_stride
-                        if along == "n":
-                            put(line, _interleaved(start, k_stride) ^ flip)
-                        else:
-                            _gather(start, n_stride, target + line * LINE, flip)
-            for line in k.range(fast_lines.value, lines):
-                put(line, k.zeros(u8, LINE))
-                for i in k.range(line * QUAD, minimum(line * QUAD + QUAD, k_size)):
-                    place = target + line * LINE + (i - line * QUAD)
-                    for column in k.range(0, width):
-                        value = (source + i * k_stride + column * n_stride).load() ^ flip
-                        (place + column * QUAD).store(value)
-            for line in k.range(0, lines):
-                four = (target + line * LINE).load(LINE).bits(Vector(s32, PANEL))
-                for byte in range(QUAD):
-                    sums.value = sums.value + ((four << (24 - 8 * byte)) >> 24)
-            (column_sum + first).store(sums.value)
+def _take(
+    k: Builder, source: Value, strides: tuple[Value, Value], target: Value,
+    sizes: tuple[Value, Value], along: str, zero: int,
+) -> None:  # fmt: skip
+    """Bring 64 k of 16 columns, or of those that there are, into lines of a panel."""
+    (k_stride, n_stride), (depth, width) = strides, sizes
+    whole = k.register(k.index(0))
+    if along:
+        for _ in k.when(width.equals(PANEL)):
+            whole.value = minimum(depth // QUAD, k.index(QUADS))
+            for line in k.range(0, whole.value):
+                start, place = source + line * QUAD * k_stride, target + line * LINE
+                if along == "n":
+                    place.store(_interleaved(start, k_stride))
+                else:
+                    _gather(start, n_stride, place)
+    for line in k.range(whole.value, QUADS):
+        (target + line * LINE).store(k.zeros(u8, LINE) + zero)
+        for i in k.range(line * QUAD, minimum(line * QUAD + QUAD, depth)):
+            place = target + line * LINE + (i - line * QUAD)
+            for column in k.range(0, width):
+                (place + column * QUAD).store((source + i * k_stride + column * n_stride).load())
+
+
+def _summed(line: Value) -> Value:
+    """The sums of signed bytes of each column of a line."""
+    four, total = line.bits(Vector(s32, PANEL)), None
+    for byte in range(QUAD):
+        value = (four << (24 - 8 * byte)) >> 24
+        total = value if total is None else total + value
+    assert total is not None
+    return total
 
 
 def _interleaved(start: Value, k_stride: Value) -> Value:
@@ -82,11 +94,11 @@ def _zipped(a: Value, b: Value) -> Value:
     return shuffle(a, b, tuple(i // 2 + lanes * (i % 2) for i in range(2 * lanes)))
 
 
-def _gather(start: Value, n_stride: Value, target: Value, flip: int) -> None:
+def _gather(start: Value, n_stride: Value, target: Value) -> None:
     """Four neighbouring k of each of 16 columns, a dword at a time."""
     for column in range(PANEL):
         four = (start + n_stride * column).cast(u32).load()
-        (target + column * QUAD).cast(u32).store(four ^ (flip * 0x01010101))
+        (target + column * QUAD).cast(u32).store(four)
 
 
 # From panels of nibbles to panels of bytes.
