@@ -281,7 +281,7 @@ def test_logits_are_those_of_the_floats(name, tmp_path):
 def test_layers_that_share_an_order_are_one(name, products, tmp_path):
     written(tmp_path, name)
     weights = Weights(open_checkpoint(tmp_path), "float", None)
-    made = weights.matrices([f"blk.0.attn_{part}" for part in "qkv"])
+    made = weights.matrices([f"blk.0.attn_{part}" for part in "qkv"], [64, 32, 32], 64)
     assert len(made) == products
     orders = [weights.constants[order] for _, _, order in made if order]
     assert len(orders) == (0 if name == "gptq" else products)
@@ -312,7 +312,7 @@ def put(part, index, value):
     ("gptq", put("scales", (1, 3), np.nan), "attn_q: .*scales that are positive and finite"),
     ("gptq", lambda state: state.update({Q + "qweight": state[Q + "qweight"].long()}),
      "attn_q: qweight must be int32"),
-    ("awq", cut("qweight"), r"attn_q.weight.* same inputs, and read \[63, 64, 64\]"),
+    ("awq", cut("qweight"), r"attn_q.weight has the shape \[64, 63\]"),
     ("awq", cut("scales"), "attn_q: scales must be"),
     ("awq", cut("qzeros"), "attn_q: qzeros must be"),
     ("packed", put("weight_shape", 1, 80), r"attn_q: weight_shape \[64, 80\] does not fit"),

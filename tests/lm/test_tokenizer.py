@@ -197,6 +197,7 @@ def test_characters_come_when_all_their_bytes_are_there(smollm: Tokenizer) -> No
 
 
 GGUF = "tokenizer.ggml."
+FEW = {"token_type": [1, 1], "merges": ["a b"], "bos_token_id": 0, "eos_token_id": 0}
 
 
 @pytest.mark.parametrize(
@@ -212,9 +213,14 @@ GGUF = "tokenizer.ggml."
         ({"token_type": [1, 2]}, "token_type must be a list of 49,152 elements"),
         ({"merges": None}, "merges must be a list"),
         ({"merges": ["ab"]}, r"merges\[0\] is .*'ab'.*, not a pair"),
-        ({"merges": ["a nowhere"]}, "merges: .*nowhere"),
+        ({"merges": ["a nowhere"]}, r"merges\[0\] is .*nowhere.*, not a pair"),
+        ({"tokens": ["a", "ab"], **FEW}, "merges: .*`b`"),
+        # What is longer than all tokens once made the Rust code panic.
+        ({"tokens": ["a", "b"], **FEW}, r"merges\[0\]"),
         ({"bos_token_id": 49152}, "bos_token_id is 49152; there are 49,152 tokens"),
         ({"eos_token_id": -1}, "eos_token_id is -1"),
+        ({"eos_token_id": [1]}, r"eos_token_id is \[1\]"),
+        ({"eot_token_id": float("inf")}, "eot_token_id is inf"),
         ({"bos_token_id": None, "add_bos_token": True}, "add_bos_token is set"),
         ({"model": "llama", "scores": [0.0]}, "scores must be a list of 49,152 elements"),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
+from mmap import mmap
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,8 +55,10 @@ class CpuBackend:
             for one in (networks.chunk, networks.step, networks.head)
         )
         tensor = networks.step.tensors["cache"]
-        # Pages that no token has touched take no memory.
-        self._cache = np.empty(tensor.sizes, dtype_of(tensor.dtype))
+        # Pages that no token has touched take no memory; NumPy's own would be large ones.
+        dtype = dtype_of(tensor.dtype)
+        memory = mmap(-1, math.prod(tensor.sizes) * dtype.itemsize)
+        self._cache = np.frombuffer(memory, dtype).reshape(tensor.sizes)
         self.slots = len(self._cache)
         self._idle: dict[tuple[int, int], list[_Step]] = {}  # by rows and threads
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self._file: Gguf = read(path)
         self.metadata = self._file.metadata
-        self.description = Description.of_gguf(self.metadata)
+        self.description = _described(path, Description.of_gguf, self.metadata)
         self._experts = dict[str, dict[int, str]]()
         for name in self._file.tensors:
             if match := re.fullmatch(_EXPERT_OF_GGUF, name):
@@ -96,7 +96,7 @@ class GgufCheckpoint:
             raise NotImplementedError(f"{name}: experts of {' and '.join(sorted(kinds))}")
         rows = [part.data.reshape(-1, part.data.shape[-1]) for part in parts]
         block, data = BLOCKS[kinds.pop()], rows[0] if len(rows) == 1 else np.concatenate(rows)
-        if self._in_pairs(name):
+        if self._in_pairs(name) and len(data) % self.description.head_dim == 0:
             data = data[_by_halves(len(data), self.description.head_dim)]
         return data.view(block.dtype) if block.parts is None else block.weight(data)
 
@@ -106,6 +106,8 @@ class GgufCheckpoint:
     def rows(self, name: str, which: Sequence[int]) -> Floats:
         """Some rows of a matrix."""
         stored, first = self._stored(name), which[0]
+        if max(which) >= stored.shape[0]:
+            raise ValueError(f"{name} has {stored.shape[0]} rows, of which {max(which)} is none")
         one = len(which) == 1  # of a text: a slice is faster
         rows = stored.data[first : first + 1] if one else stored.data[np.asarray(which)]
         return BLOCKS[stored.kind].rows(rows)
@@ -133,6 +135,14 @@ class GgufCheckpoint:
         return _of(self._file.tensors, name)
 
 
+def _described(path: Path, make: Callable[[Any], Description], given: Any) -> Description:
+    """A description. ValueError: what should be a number or a section is something else, or 0."""
+    try:
+        return make(given)
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{path}: sizes or factors are none: {error}") from error
+
+
 def _by_halves(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
     """The rows of heads whose pairs lie side by side, in the order in which halves do."""
     order = np.arange(rows).reshape(-1, head_dim // 2, 2)
@@ -151,7 +161,8 @@ class FolderCheckpoint:
         quantization = config.get("quantization_config") or {}
         check(quantization)
         self._renamed = (own := config.get(DESCRIPTION)) is None
-        self.description = Description.of_config(config) if own is None else Description.of_own(own)
+        made = (Description.of_config, config) if own is None else (Description.of_own, own)
+        self.description = _described(path, *made)
         self.files = {name: tensor for file in sorted(path.glob("*.safetensors"))
                       for name, tensor in read_tensors(file).items()}  # fmt: skip
         if not self.files:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 _GEMMA = {"function": "gelu_tanh", "norm_offset": 1.0}
+# Where config.json names the function of the gated unit, and how.
+_FUNCTIONS = {"silu": ("hidden_act", "silu"),
+              "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh")}  # fmt: skip
 _SERVED: dict[str, dict[str, Any]] = {
     "llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {}, "olmo2": {}, "phi3": {}, "granite": {},
     "smollm3": {"straight": 4}, "gemma": _GEMMA, "gemma2": _GEMMA, "gemma3": _GEMMA,
     "mixtral": {}, "qwen2moe": {}, "qwen3moe": {},
 }  # fmt: skip
 """By the name in config.json and, mostly, in GGUF's `general.architecture`."""
+_MOST_LAYERS = 1 << 16
 # Of GGUF: files hold rows of queries and keys so that neighbours are turned together.
 _INTERLEAVED = ("llama", "granite", "smollm3")
 _EXPERTS = ("expert_count", "num_local_experts", "num_experts")
@@ -93,13 +97,23 @@ class Description:
     interleaved: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "key_heads", "head_dim", "vocabulary", "context"):
-            size = getattr(self, name)
-            if type(size) is not int or not 0 < size < 1 << 31:
-                raise ValueError(f"{name} must be a positive integer, got {size!r}")
+        for part in fields(self):
+            value, least = getattr(self, part.name), int(part.default is MISSING)
+            most = _MOST_LAYERS if part.name == "layers" else (1 << 31) - 1
+            if part.type == "int" and (type(value) is not int or not least <= value <= most):
+                raise ValueError(f"{part.name} must be from {least} to {most}, got {value!r}")
+            if part.type == "float" and not (type(value) in (int, float) and abs(value) < 3e38):
+                raise ValueError(f"{part.name} must be a finite number, got {value!r}")
+        if self.rotated > self.head_dim or self.rotated % 2:
+            raise ValueError(f"{self.rotated} of {self.head_dim} elements of a head cannot turn")
         if self.heads % self.key_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.key_heads} of keys evenly")
-        if self.windows and (len(self.windows) != self.layers or min(self.windows) < 0):
+        for key, value in self.scaling.items():
+            number = type(value) in (int, float) and 0 < value < 3e38
+            if key in _SCALINGS and value is not None and not number:
+                raise ValueError(f"{key} must be a positive number, got {value!r}")
+        wrong = any(type(one) is not int or one < 0 for one in self.windows)
+        if self.windows and (len(self.windows) != self.layers or wrong):
             raise ValueError(f"{self.layers} layers have the windows {self.windows}")
         if not 0 <= self.experts_used <= self.experts or bool(self.experts) > self.experts_used:
             raise ValueError(f"a token is sent to {self.experts_used} of {self.experts} experts")
@@ -107,7 +121,7 @@ class Description:
     @classmethod
     def of_gguf(cls, metadata: Mapping[str, Any]) -> Description:
         """Of GGUF's metadata. NotImplementedError: it says what is not served."""
-        name = metadata.get("general.architecture", "")
+        name = str(metadata.get("general.architecture", ""))
         given = {
             key.removeprefix(f"{name}."): value
             for key, value in metadata.items()
@@ -123,8 +137,8 @@ class Description:
         }  # fmt: skip
         kind = given.get("rope.scaling.type", "linear" if "factor" in scaling else "none")
         pattern = given.get("attention.sliding_window_pattern", _GLOBAL.get(name, 0))
-        if isinstance(pattern, int):
-            pattern = _every(pattern, layers)
+        if not isinstance(pattern, list):
+            pattern = _every(pattern, min(layers, _MOST_LAYERS))  # more are refused
         window, scale = given.get("attention.sliding_window", 0), given.get("attention.scale")
         if _WIDE_HEADS.get(name) == layers:
             scale = (width // heads) ** -0.5
@@ -168,8 +182,17 @@ class Description:
         scaling = {"original_max_position_embeddings": original, **rope, "rope_type": kind}
         experts = config.get("num_local_experts", config.get("num_experts", 0)) or 0
         scalar, scale = config.get("query_pre_attn_scalar"), config.get("attention_multiplier")
+        layers, served = _wanted(config, "num_hidden_layers"), dict(_SERVED[name])
+        known = _FUNCTIONS[served.get("function", "silu")]
+        if config.get(known[0], known[1]) not in (None, known[1]):
+            raise NotImplementedError(f"{name} with {known[0]} {config[known[0]]!r} is not served")
+        if "straight" in served:
+            every = served["straight"] = config.get("no_rope_layer_interval", served["straight"])
+            turn = [int(bool((layer + 1) % every)) for layer in range(layers)]
+            if (config.get("no_rope_layers") or turn) != turn:
+                raise NotImplementedError("layers without positions that are not each so many")
         return cls(
-            name, _wanted(config, "num_hidden_layers"), width, heads,
+            name, layers, width, heads,
             config.get("num_key_value_heads") or heads, head_dim, _wanted(config, "vocab_size"),
             context, config.get("rms_norm_eps", 1e-6), int(head_dim * part),
             rope.get("rope_theta", config.get("rope_theta", 10000.0)),
@@ -184,7 +207,7 @@ class Description:
             experts=experts, experts_used=config.get("num_experts_per_tok", 0) if experts else 0,
             experts_normalized=config.get("norm_topk_prob", name == "mixtral"),
             local_base=local or config.get("rope_local_base_freq", 0.0),
-            **_SERVED[name],
+            **served,
         )  # fmt: skip
 
     @classmethod
@@ -217,17 +240,17 @@ class Description:
         if kind is None:
             return plain, 1.0
         if kind == "linear":
-            return plain / given["factor"], 1.0
+            return plain / _wanted(given, "factor"), 1.0
         original = given.get("original_max_position_embeddings", self.context)
         factor = given.get("factor") or self.context / original
         if kind == "llama3":
-            low, high = given["low_freq_factor"], given["high_freq_factor"]
+            low, high = (_wanted(given, f"{part}_freq_factor") for part in ("low", "high"))
             share = np.clip((original * plain / (2 * np.pi) - low) / (high - low), 0, 1)
             return plain * (share + (1 - share) / factor), 1.0
         if kind == "yarn":
             return _yarn(plain, self.base, factor, original, given)
         if kind in ("longrope", "su"):
-            long = given["long_factor" if context > original else "short_factor"]
+            long = _wanted(given, "long_factor" if context > original else "short_factor")
             more = math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
             return plain / np.array(long), given.get("attention_factor") or more
         raise NotImplementedError(f"positions that are scaled by {kind!r} are not served")

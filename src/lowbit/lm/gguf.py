@@ -140,7 +140,7 @@ class _Reader:
         if not 1 <= rank <= _MOST_DIMENSIONS:
             self._wrong(f"{rank} dimensions")
         shape = tuple(self._number("Q") for _ in range(rank))[::-1]
-        if math.prod(shape) > 8 * self._size:  # no type has less than a bit for an element
+        if not 0 < math.prod(shape) <= 8 * self._size:  # no type has less than a bit for an element
             self._wrong(f"sizes {shape} in a file of {self._size} bytes")
         code = self._number("I")
         kind = next((name for name, one in BLOCKS.items() if one.code == code), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,25 @@ from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import WeightFormat
 from lowbit.weights.panels import PackedMatrix, pack
 
+_BEFORE, _BEHIND = ("attn_norm", "ffn_norm"), ("post_attention_norm", "post_ffw_norm")
+_OF_HEADS = "attn_q_norm", "attn_k_norm"
+_NORMS = {
+    "olmo2": (*_BEHIND, *_OF_HEADS), "gemma2": (*_BEFORE, *_BEHIND),
+    "gemma3": (*_BEFORE, *_BEHIND, *_OF_HEADS), "qwen3": (*_BEFORE, *_OF_HEADS),
+    "qwen3moe": (*_BEFORE, *_OF_HEADS),
+}  # fmt: skip
+"""By architecture, of each layer; of others `_BEFORE`."""
+
+
+_BEFORE, _BEHIND = ("attn_norm", "ffn_norm"), ("post_attention_norm", "post_ffw_norm")
+_OF_HEADS = ("attn_q_norm", "attn_k_norm")
+_NORMS = {
+    "olmo2": _BEHIND + _OF_HEADS, "gemma2": _BEFORE + _BEHIND,
+    "gemma3": _BEFORE + _BEHIND + _OF_HEADS,
+    "qwen3": _BEFORE + _OF_HEADS, "qwen3moe": _BEFORE + _OF_HEADS,
+}  # fmt: skip
+"""By architecture, those of each layer; of others `_BEFORE`."""
+
 
 @dataclass
 class Weights:
@@ -31,7 +51,7 @@ class Weights:
       of a token, "dynamic", one for each token, or "float", as good as float32.
     - format: what floats are quantized to; None: not at all.
     - constants: by name, for all graphs. quantized: weights to be taken in place of the
-      checkpoint's, by name.
+      checkpoint's. shapes: of matrices read, by name. ValueError: other layers than described.
     """
 
     checkpoint: Checkpoint
@@ -39,31 +59,41 @@ class Weights:
     format: WeightFormat | None
     constants: dict[str, Constant] = field(default_factory=dict)
     quantized: dict[str, QuantizedWeight] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        d, names = self.checkpoint.description, self.checkpoint.names
+        numbers = {match[1] for name in names if (match := re.match(r"blk\.(\d+)\.", name))}
+        if len(numbers) != d.layers:
+            raise ValueError(f"the model has {len(numbers)} layers; {d.layers} are described")
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""
         return name in self.checkpoint.names
 
-    def vector(self, name: str, shape: tuple[int, ...] | None = None) -> str:
-        """The constant of a tensor of floats, which are not quantized."""
+    def vector(self, name: str, *shape: int) -> str:
+        """The constant of a tensor of floats of this shape, which are not quantized."""
         value = self.checkpoint.vector(name)
-        self.constants.setdefault(name, value if shape is None else value.reshape(shape))
+        _fit(name, value.squeeze().shape, *(size for size in shape if size > 1))
+        self.constants.setdefault(name, value.reshape(shape))
         return name
 
     def matrices(
-        self, stems: Sequence[str], scale: float = 1.0, experts: int = 1
-    ) -> list[tuple[str, str, str]]:
+        self, stems: Sequence[str], rows: Sequence[int], depth: int, scale: float = 1.0,
+        experts: int = 1,
+    ) -> list[tuple[str, str, str]]:  # fmt: skip
         """The constants, weight, bias and order of the inputs ("": none), of layers that read the
-        same: of all in one where they are of one kind and order. scale: what the weights are
-        multiplied by."""
+        same: of all in one where they are of one kind and order. rows: how many each has for an
+        expert. depth: of inputs; 0: any. scale: what the weights are multiplied by."""
         names = [f"{stem}.weight" for stem in stems]
         parts = [
             ([stem], self.quantized.get(name) or self.checkpoint.matrix(name))
             for stem, name in zip(stems, names, strict=True)
         ]
-        depths = [(w.weight if isinstance(w, QuantizedWeight) else w).shape[1] for _, w in parts]
-        if len(set(depths)) > 1:
-            raise ValueError(f"{', '.join(names)} must read the same inputs, and read {depths}")
+        for name, count, (_, weight) in zip(names, rows, parts, strict=True):
+            held = weight.weight if isinstance(weight, QuantizedWeight) else weight
+            self.shapes[name] = held.shape
+            _fit(name, held.shape, count * experts, depth or held.shape[1])
         orders = [self.checkpoint.order(name) for name in names]
         if len({None if order is None else order.tobytes() for order in orders}) == 1:
             whole = joined([weight for _, weight in parts], experts)
@@ -83,7 +113,9 @@ class Weights:
         if not any(self.has(f"{stem}.bias") for stem in stems):
             return ""
         name = f"{'+'.join(stems)}.bias"
-        self.constants[name] = np.concatenate([self.checkpoint.bias(stem) for stem in stems])
+        value = np.concatenate([self.checkpoint.bias(stem) for stem in stems])
+        _fit(name, value.shape, sum(self.shapes[f"{stem}.weight"][0] for stem in stems))
+        self.constants[name] = value
         return name
 
     def _packed(self, stems: Sequence[str], weight: Matrix, scale: float) -> str:
@@ -101,6 +133,12 @@ class Weights:
         if weight.zero_point is None:
             return pack(q.T)
         return pack(q.T, zero_point=weight.zero_point.T)
+
+
+def _fit(name: str, shape: tuple[int, ...], *expected: int) -> None:
+    """ValueError: a tensor has another shape."""
+    if shape != expected:
+        raise ValueError(f"{name} has the shape {list(shape)}; {list(expected)} is expected")
 
 
 def scaled(weight: QuantizedWeight, scale: float) -> QuantizedWeight:
@@ -125,11 +163,11 @@ class Networks:
         capacity: int,
     ) -> None:  # fmt: skip
         d = description
-        add_rotations(d, weights, context, capacity)
         with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
             packed = pool.submit(_HeadConstants, d, weights)  # the longest
             layers = list(pool.map(partial(LayerConstants, d, weights), range(d.layers)))
             head = packed.result()
+        add_rotations(d, weights, context, capacity)  # of a size that tensors have
         row = d.head_dim + (SCALE_BYTES if cache == "int8" else 0)
         sizes = d.layers, 2, d.key_heads, capacity, row
         self.chunk = _Nodes(d, weights).graph(layers, Tensor(cache, (1, *sizes)))
@@ -143,10 +181,10 @@ def layer_graph(
 ) -> tuple[Graph, dict[str, str]]:
     """A layer by itself, over a sequence of up to so many rows: its graph, with inputs and output
     as a chunk's, and of each product with matrices the input, by the weight's name."""
+    layer, nodes = LayerConstants(d, weights, number), _Nodes(d, weights)
     add_rotations(d, weights, capacity, capacity)
     cache = Tensor("float32", (1, d.layers, 2, d.key_heads, capacity, d.head_dim))
-    nodes = _Nodes(d, weights)
-    return nodes.graph([LayerConstants(d, weights, number)], cache), nodes.products
+    return nodes.graph([layer], cache), nodes.products
 
 
 def add_rotations(d: Description, weights: Weights, context: int, capacity: int) -> None:
@@ -174,27 +212,38 @@ class LayerConstants:
     def __init__(self, d: Description, weights: Weights, number: int) -> None:
         at = f"blk.{number}"
         self.number = number
-        self.qkv = weights.matrices(
-            [f"{at}.attn_qkv"] if weights.has(f"{at}.attn_qkv.weight")
-            else [f"{at}.attn_{part}" for part in "qkv"]
-        )  # fmt: skip
-        self.out = weights.matrices([f"{at}.attn_output"], d.residual_scale)[0]
+        width, size, keys = d.width, d.heads * d.head_dim, d.key_heads * d.head_dim
+        parts = {f"{at}.attn_q": size, f"{at}.attn_k": keys, f"{at}.attn_v": keys}
+        if weights.has(f"{at}.attn_qkv.weight"):
+            parts = {f"{at}.attn_qkv": sum(parts.values())}
+        self.qkv = weights.matrices([*parts], [*parts.values()], width)
+        self.out = weights.matrices([f"{at}.attn_output"], [width], size, d.residual_scale)[0]
         self.mixed = weights.has(f"{at}.ffn_gate_inp.weight")
         self.router, self.shared = "", None
         if self.mixed:
-            self.router = weights.vector(f"{at}.ffn_gate_inp.weight")
+            self.router = weights.vector(f"{at}.ffn_gate_inp.weight", d.experts, width)
             self.gated = GatedConstants(d, weights, at, "_exps", d.experts)
             if weights.has(f"{at}.ffn_gate_inp_shexp.weight"):
                 self.shared = GatedConstants(d, weights, at, "_shexp")
-                self.shared_gate = weights.vector(f"{at}.ffn_gate_inp_shexp.weight", (1, d.width))
+                self.shared_gate = weights.vector(f"{at}.ffn_gate_inp_shexp.weight", 1, width)
         else:
             self.gated = GatedConstants(d, weights, at)
+        norm = f"{at}.attn_q_norm.weight"
+        each = weights.has(norm) and weights.checkpoint.vector(norm).size == d.head_dim
+        names = "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"
+        sizes = dict.fromkeys(names, width)
+        both = (d.head_dim, d.head_dim) if each else (size, keys)
+        sizes |= dict(zip(("attn_q_norm", "attn_k_norm"), both, strict=True))
         self.norms = {
-            name: weights.vector(f"{at}.{name}.weight")
-            for name in ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm",
-                         "ffn_norm", "post_ffw_norm")
+            name: weights.vector(f"{at}.{name}.weight", count)
+            for name, count in sizes.items()
             if weights.has(f"{at}.{name}.weight")
-        }  # fmt: skip
+        }
+        needed = {f"{name}.weight" for name in _NORMS.get(d.architecture, _BEFORE)}
+        if d.architecture in ("qwen2", "qwen2moe") and len(parts) == 3:
+            needed |= {f"attn_{part}.bias" for part in "qkv"}
+        if missing := sorted(name for name in needed if not weights.has(f"{at}.{name}")):
+            raise ValueError(f"{at} of {d.architecture} has no {', '.join(missing)}")
 
 
 class GatedConstants:
@@ -205,17 +254,21 @@ class GatedConstants:
     ) -> None:
         fused = "gate_up" if weights.has(f"{at}.ffn_gate_up{kind}.weight") else "up"
         parts = ["gate", "up"] if weights.has(f"{at}.ffn_gate{kind}.weight") else [fused]
-        self.up = weights.matrices([f"{at}.ffn_{part}{kind}" for part in parts], experts=experts)
-        self.down = weights.matrices([f"{at}.ffn_down{kind}"], d.residual_scale)[0]
+        down, up = f"{at}.ffn_down{kind}", [f"{at}.ffn_{part}{kind}" for part in parts]
+        self.down = weights.matrices([down], [d.width], 0, d.residual_scale, experts)[0]
+        rows = [weights.shapes[f"{down}.weight"][1] * 2 // len(parts)] * len(parts)
+        self.up = weights.matrices(up, rows, d.width, experts=experts)
 
 
 class _HeadConstants:
     """The constants of what makes logits."""
 
     def __init__(self, d: Description, weights: Weights) -> None:
-        self.norm = weights.vector("output_norm.weight")
+        self.norm = weights.vector("output_norm.weight", d.width)
+        last = weights.checkpoint.rows("token_embd.weight", [d.vocabulary - 1])
+        _fit("token_embd.weight", last.shape, 1, d.width)
         stem = "output" if weights.has("output.weight") else "token_embd"
-        self.linear = weights.matrices([stem], d.logit_scale)[0]
+        self.linear = weights.matrices([stem], [d.vocabulary], d.width, d.logit_scale)[0]
 
 
 class _Nodes(Writer):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -191,16 +191,16 @@ class _Gguf:
     def id(self, key: str) -> int | None:
         """ValueError: there is no such token."""
         id = self.get(key)
-        if id is not None and not 0 <= int(id) < len(self.tokens):
+        if id is not None and (type(id) is not int or not 0 <= id < len(self.tokens)):
             raise ValueError(f"tokenizer.ggml.{key} is {id}; there are {len(self.tokens):,} tokens")
-        return None if id is None else int(id)
+        return id
 
     def merges(self) -> list[Any]:
-        """Pairs of tokens, the first to merge first. ValueError: one is no pair."""
+        """Pairs of tokens, the first to merge first. ValueError: one is no pair, or no token."""
         held = self.values("merges", least=1)
         merges = [merge.partition(" ")[::2] for merge in map(str, held)]
-        if "" in chain.from_iterable(merges):
-            wrong = next(id for id, pair in enumerate(merges) if "" in pair)
+        bad = (id for id, (a, b) in enumerate(merges) if not (a and b and a + b in self.ids))
+        if (wrong := next(bad, None)) is not None:
             raise ValueError(f"tokenizer.ggml.merges[{wrong}] is {held[wrong]!r}, not a pair")
         return merges
 

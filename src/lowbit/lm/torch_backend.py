@@ -193,8 +193,8 @@ def decoder(
     ):
         head = Linear(table)
     else:
-        head = weights.linear(*weights.matrices([own or "token_embd"])[0])
-    norm = weights.tensor(weights.vector("output_norm.weight"))
+        head = weights.linear(*weights.matrices([own or "token_embd"], [d.vocabulary], d.width)[0])
+    norm = weights.tensor(weights.vector("output_norm.weight", d.width))
     return Decoder(d, table, layers, norm, head, rotations)
 
 

@@ -153,25 +153,12 @@ class _Rows:
 
 @kernel
 def append_rows(
-    k: Builder,
-    turned: U8Pointer,
-    q: F32Pointer,
-    key: F32Pointer,
-    value: F32Pointer,
-    rotation: F32Pointer,
-    positions: S64Pointer,
-    cache: U8Pointer,
-    table: S64Pointer,
-    geometry: S64Pointer,
-    q_stride: Int,
-    k_stride: Int,
-    v_stride: Int,
-    rows: Int,
-    heads: Int,
+    k: Builder, turned: U8Pointer, q: F32Pointer, key: F32Pointer, value: F32Pointer,
+    rotation: F32Pointer, positions: S64Pointer, cache: U8Pointer, table: S64Pointer,
+    geometry: S64Pointer, q_stride: Int, k_stride: Int, v_stride: Int, rows: Int, heads: Int,
     capacity: Int,
-    *,
-    form: CachedForm,
-) -> None:
+    *, form: CachedForm,
+) -> None:  # fmt: skip
     """Rows of one sequence at neighbouring positions go to the cache, [2, heads, capacity, row].
 
     q, key, value: float32 [rows, heads, size], rows as many elements apart as is said; turned: the
@@ -198,29 +185,12 @@ def append_rows(
 
 @kernel
 def cached_attention(
-    k: Builder,
-    out: F32Pointer,
-    q: F32Pointer,
-    key: F32Pointer,
-    value: F32Pointer,
-    rotation: F32Pointer,
-    positions: S64Pointer,
-    slots: S64Pointer,
-    cache: U8Pointer,
-    parameters: F32Pointer,
-    scratch: F32Pointer,
-    parts: F32Pointer,
-    q_stride: Int,
-    k_stride: Int,
-    v_stride: Int,
-    rows: Int,
-    heads: Int,
-    capacity: Int,
-    slot_stride: Int,
-    chunks: Int,
-    *,
-    form: CachedForm,
-) -> None:
+    k: Builder, out: F32Pointer, q: F32Pointer, key: F32Pointer, value: F32Pointer,
+    rotation: F32Pointer, positions: S64Pointer, slots: S64Pointer, cache: U8Pointer,
+    parameters: F32Pointer, scratch: F32Pointer, parts: F32Pointer, q_stride: Int, k_stride: Int,
+    v_stride: Int, rows: Int, heads: Int, capacity: Int, slot_stride: Int, chunks: Int,
+    *, form: CachedForm,
+) -> None:  # fmt: skip
     """out[row] = the attention of a row's queries to the keys of its sequence, up to its own.
 
     As `append_rows`, but each row is the newest of a sequence, whose keys begin slots[row] ·

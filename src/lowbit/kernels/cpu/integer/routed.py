@@ -27,32 +27,12 @@ from lowbit.kernels.cpu.shared.post_op import Operands
 
 @kernel
 def routed_product(
-    k: Builder,
-    a: U8Pointer,
-    ends: S64Pointer,
-    row_scale: F32Pointer,
-    row_zero: S32Pointer,
-    row_sum: S32Pointer,
-    panels: U8Pointer,
-    column_sum: S32Pointer,
-    column_zero: S32Pointer,
-    column_scale: F32Pointer,
-    out: F32Pointer,
-    packed: U8Pointer,
-    experts: Int,
-    n: Int,
-    k_size: Int,
-    block_rows: Int,
-    item_panels: Int,
-    private: U8Pointer,
-    private_bytes: Int,
-    *,
-    micro: MicroKernel,
-    shape: Shape,
-    a_format: InputFormat,
-    epilogue: Epilogue,
-    weight: str,
-) -> None:
+    k: Builder, a: U8Pointer, ends: S64Pointer, row_scale: F32Pointer, row_zero: S32Pointer,
+    row_sum: S32Pointer, panels: U8Pointer, column_sum: S32Pointer, column_zero: S32Pointer,
+    column_scale: F32Pointer, out: F32Pointer, packed: U8Pointer, experts: Int, n: Int, k_size: Int,
+    block_rows: Int, item_panels: Int, private: U8Pointer, private_bytes: Int,
+    *, micro: MicroKernel, shape: Shape, a_format: InputFormat, epilogue: Epilogue, weight: str,
+) -> None:  # fmt: skip
     """out[r] = a[r] · b[g] for the rows r from ends[g - 1], or 0, to before ends[g].
 
     a, out: [rows, k_size] and float32 [rows, n], contiguous; ends: ascending. b: the panels of a
