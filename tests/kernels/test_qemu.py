@@ -21,7 +21,7 @@ from lowbit.isa import neon
 from lowbit.isa.instruction import Instruction, Signature
 from lowbit.isa.types import Pointer, Type, Vector, s8, s64
 from lowbit.jit import compile as compiler
-from lowbit.jit.builder import COUNTERS
+from lowbit.jit.area import FIRST_REGION, area
 from lowbit.jit.emit import emit
 from lowbit.jit.interpret import Interpreter
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, micro_kernels
@@ -51,8 +51,9 @@ INSTRUCTIONS = [
     if isinstance(value, Instruction) and value.feature in isa.features
 ]
 
-# The input: threads, slots, counters behind them; for each slot a size and a value, where a size of
-# -1 marks an integer and any other a buffer, whose bytes follow.
+# The input: threads, slots, words that threads share, the first region's number; those words (see
+# jit.area); for each slot a size and a value, where a size of -1 marks an integer and any other a
+# buffer, whose bytes follow.
 DRIVER = r"""
 #include <pthread.h>
 #include <stdint.h>
@@ -63,7 +64,8 @@ DRIVER = r"""
 
 enum { PAGE = 1 << 16 };
 
-void kernel(int64_t *slots);
+void kernel(int64_t *slots, int64_t *area, int64_t thread, int64_t region);
+static int64_t *slots, *area, region;
 
 static void take(void *to, size_t size, FILE *in) {
     if (size && fread(to, size, 1, in) != 1) { fputs("input is cut short\n", stderr); exit(2); }
@@ -82,14 +84,16 @@ static char *guarded(size_t size) {
     return start + PAGE + inside - size;
 }
 
-static void *enter(void *slots) { kernel(slots); return 0; }
+static void *enter(void *thread) { kernel(slots, area, (int64_t)thread, region); return 0; }
 
 int main(int argc, char **argv) {
     FILE *in = fopen(argv[1], "rb"), *out = fopen(argv[2], "wb");
     if (!in || !out) { perror("fopen"); return 2; }
-    int64_t threads = word(in), count = word(in), counters = word(in);
-    int64_t *slots = calloc(count + counters, 8), *sizes = calloc(count, 8);
-    slots[count] = threads;
+    int64_t threads = word(in), count = word(in), shared = word(in), *sizes = calloc(count, 8);
+    region = word(in);
+    slots = calloc(count, 8);
+    area = calloc(shared, 8);
+    for (int64_t i = 0; i < shared; i++) area[i] = word(in);
     for (int64_t i = 0; i < count; i++) {
         sizes[i] = word(in);
         slots[i] = word(in);
@@ -100,8 +104,8 @@ int main(int argc, char **argv) {
     }
     pthread_t others[16];
     for (int64_t i = 1; i < threads; i++)
-        if (pthread_create(&others[i], 0, enter, slots)) { perror("pthread_create"); return 2; }
-    kernel(slots);
+        if (pthread_create(&others[i], 0, enter, (void *)i)) { perror("pthread_create"); return 2; }
+    enter(0);
     for (int64_t i = 1; i < threads; i++) pthread_join(others[i], 0);
     for (int64_t i = 0; i < count; i++)
         if (sizes[i] > 0) fwrite((void *)slots[i], sizes[i], 1, out);
@@ -136,7 +140,9 @@ class Emulator:
             program = self._folder / f"program{number}"
             self._tool(COMPILER, "-static", self._driver, object_file, "-pthread", "-o", program)
             self._programs[code] = program
-        data = [struct.pack("3q", threads, len(arguments), COUNTERS)]
+        shared = area(0, threads)
+        head = threads, len(arguments), len(shared), FIRST_REGION, *shared
+        data = [struct.pack(f"{len(head)}q", *head)]
         arrays = []
         for argument in arguments:
             if isinstance(argument, np.ndarray):
