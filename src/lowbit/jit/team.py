@@ -3,9 +3,9 @@
 Whoever calls never waits for a thread that holds no item of work. A call writes what it wants to
 one of a few tasks, rings, and enters the kernel itself; workers enter as long as a task is open.
 When all items are done it closes the task and returns, though a worker may just have lost its core
-inside: such a worker finds no item left, and all that it still reads are the kernel's slots, of
-which the task holds a copy. Nothing touches the operands of a call that has returned, whatever
-exception or Ctrl-C follows.
+inside: such a worker finds no item left, and all that it still reads are the call's words (see
+jit.area), of which the task holds a copy. Nothing touches the operands of a call that has returned,
+whatever exception or Ctrl-C follows.
 
 Workers spin for a quarter of a millisecond, then sleep on a futex; who wakes wakes others. They are
 started when first needed, block all signals, and live as long as the process; a child after `fork`

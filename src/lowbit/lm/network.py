@@ -24,16 +24,6 @@ from lowbit.weights.format import WeightFormat
 from lowbit.weights.panels import PackedMatrix, pack
 
 _BEFORE, _BEHIND = ("attn_norm", "ffn_norm"), ("post_attention_norm", "post_ffw_norm")
-_OF_HEADS = "attn_q_norm", "attn_k_norm"
-_NORMS = {
-    "olmo2": (*_BEHIND, *_OF_HEADS), "gemma2": (*_BEFORE, *_BEHIND),
-    "gemma3": (*_BEFORE, *_BEHIND, *_OF_HEADS), "qwen3": (*_BEFORE, *_OF_HEADS),
-    "qwen3moe": (*_BEFORE, *_OF_HEADS),
-}  # fmt: skip
-"""By architecture, of each layer; of others `_BEFORE`."""
-
-
-_BEFORE, _BEHIND = ("attn_norm", "ffn_norm"), ("post_attention_norm", "post_ffw_norm")
 _OF_HEADS = ("attn_q_norm", "attn_k_norm")
 _NORMS = {
     "olmo2": _BEHIND + _OF_HEADS, "gemma2": _BEFORE + _BEHIND,
@@ -230,10 +220,9 @@ class LayerConstants:
             self.gated = GatedConstants(d, weights, at)
         norm = f"{at}.attn_q_norm.weight"
         each = weights.has(norm) and weights.checkpoint.vector(norm).size == d.head_dim
-        names = "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"
-        sizes = dict.fromkeys(names, width)
         both = (d.head_dim, d.head_dim) if each else (size, keys)
-        sizes |= dict(zip(("attn_q_norm", "attn_k_norm"), both, strict=True))
+        sizes = dict.fromkeys(_BEFORE + _BEHIND, width)
+        sizes |= dict(zip(_OF_HEADS, both, strict=True))
         self.norms = {
             name: weights.vector(f"{at}.{name}.weight", count)
             for name, count in sizes.items()
