@@ -140,7 +140,7 @@ def cut(cache: Cache, page: int) -> tuple[Cache, Tensor]:
 
 @pytest.mark.pairs
 @pytest.mark.parametrize("config", [WHOLE, SPLIT], ids=["whole", "split"])
-@pytest.mark.parametrize("page", [None, 1, 16, 24])
+@pytest.mark.parametrize("page", [None, 1, 16, 24, 48])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_caches(
@@ -300,6 +300,7 @@ def compiled(kernel: Any, sm: int, options: dict[str, int], **given: Any) -> Any
         "WINDOW": 0,
         "CAP": 0.0,
         "PAGE": 0,
+        "WHOLE": False,
         "SCALED": False,
         "FP8": False,
         "ASM": True,
@@ -326,6 +327,7 @@ def compiled(kernel: Any, sm: int, options: dict[str, int], **given: Any) -> Any
         (64, 16, {}),
         (128, 16, {}),
         (128, 16, {"PAGE": 16}),
+        (128, 16, {"WHOLE": True}),
         (256, 16, {"PAGE": 64}),
         (128, 64, {"QUERIES": 8, "WINDOW": 100, "CAP": 50.0}),
         (256, 32, {"QUERIES": 8, "PAGE": 16, "CAP": 50.0}),

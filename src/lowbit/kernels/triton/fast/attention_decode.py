@@ -21,7 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.attention import LOG2_E, causal, padded_head
-from lowbit.kernels.triton.fast.key_value_cache import cache_arguments, offsets, slots
+from lowbit.kernels.triton.fast.key_value_cache import (
+    cache_arguments,
+    offsets,
+    own_row,
+    slots,
+)
 from lowbit.kernels.triton.fast.launch import (
     LEAST_DOT,
     Choice,
@@ -76,7 +81,7 @@ class DecodeConfig(
 TABLE: Table[DecodeConfig] = {
     90: {
         (64, 2, False): DecodeConfig(128, 4, 3),
-        (128, 2, False): DecodeConfig(64, 4, 3),
+        (128, 2, False): DecodeConfig(128, 4, 3, least=128, programs=1),
         (128, 2, True): DecodeConfig(64, 4, 5),
         (128, 1, False): DecodeConfig(128, 4, 3),
         (128, 1, True): DecodeConfig(128, 4, 5),
@@ -274,8 +279,8 @@ def decode_kernel(
     parts_ptr, lse_ptr, met_ptr, heads, group, capacity, size, splits, scale,
     q_strides, k_strides, v_strides, k_scale_strides, v_scale_strides, table_stride,
     QUERIES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PAGE: tl.constexpr,
-    SCALED: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr,
-    LIVE: tl.constexpr, ALIKE: tl.constexpr,
+    WHOLE: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr,
+    ROWS: tl.constexpr, LIVE: tl.constexpr, ALIKE: tl.constexpr,
     SIZE: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """A part of the keys for a tile of queries; z [batch, heads of q, QUERIES, size].
@@ -303,9 +308,11 @@ def decode_kernel(
         v_strides, v_scale_strides = k_strides, k_scale_strides
     k_cache = (k_ptr, k_strides, k_scale_ptr, k_scale_strides)
     v_cache = (v_ptr, v_strides, v_scale_ptr, v_scale_strides)
+    table = (table_ptr, table_stride)
+    owner = own_row(table, batch, WHOLE)
     largest, weights, weighted = attended(
-        q, k_cache, v_cache, (table_ptr, table_stride), (length, begin, end), (head, batch),
-        query, column, size, scale, QUERIES, WINDOW, CAP, PAGE, SCALED, FP8, ASM, KEYS,
+        q, k_cache, v_cache, table, (length, begin, end), (head, owner), query, column, size,
+        scale, QUERIES, WINDOW, CAP, PAGE, SCALED, FP8, ASM, KEYS,
     )  # fmt: skip
     blind = weights == 0
     z = weighted / tl.where(blind, 1.0, weights)[:, None]

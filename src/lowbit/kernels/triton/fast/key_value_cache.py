@@ -30,6 +30,15 @@ def slots(table, batch, at, inside, PAGE: tl.constexpr):
 
 
 @triton.jit
+def own_row(table, batch, WHOLE: tl.constexpr):
+    """Which row of the cache is a sequence's, int32: by the block table, where it has one page."""
+    row = batch
+    if WHOLE:
+        row = tl.load(table[0] + batch.to(tl.int64) * table[1]).to(tl.int32)
+    return row
+
+
+@triton.jit
 def offsets(page, slot, head, strides):
     """Of elements or rows of a cache, by its strides of page, head and slot."""
     return page * strides[0] + head * strides[1] + slot * strides[2]
@@ -39,7 +48,8 @@ def cache_arguments(
     k: Tensor, v: Tensor, block_table: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None
 ) -> dict[str, Any]:
     """What kernels take of a cache, [batch, heads, capacity, size] or, with a block table, [pages,
-    page size, heads, size]: from here on the former, pages in place of sequences."""
+    page size, heads, size]: from here on the former, pages in place of sequences. WHOLE: each
+    sequence is one page, so that only its row is looked up; PAGE: the size of pages, else 0."""
     scaled = k_scale is not None and v_scale is not None
     tensors = {
         "k": k,
@@ -61,7 +71,8 @@ def cache_arguments(
         "table_ptr": table,
         "table_stride": table.stride(0),
         "capacity": capacity * pages,
-        "PAGE": 0 if block_table is None else capacity,
+        "PAGE": capacity if pages > 1 else 0,
+        "WHOLE": block_table is not None and pages == 1,
         "SCALED": scaled,
         "FP8": k.dtype == torch.float8_e4m3fn,
         "SIZE": padded_head(size),
@@ -91,7 +102,8 @@ def write_kernel(
     new_k_ptr, new_v_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, positions_ptr, table_ptr,
     capacity, size, new_k_strides, new_v_strides,
     k_strides, v_strides, k_scale_strides, v_scale_strides, table_stride,
-    PAGE: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr, SIZE: tl.constexpr,
+    PAGE: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
+    SIZE: tl.constexpr,
 ):  # fmt: skip
     """The key and the value of one token, program (token, head, batch)."""
     token, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -99,8 +111,8 @@ def write_kernel(
     column = tl.arange(0, SIZE)
     inside = (at >= 0) & (at < capacity)
     mask = inside & (column < size)
-    page, slot = slots((table_ptr, table_stride), batch, at, inside, PAGE)
-    wide = batch.to(tl.int64)
+    table, wide = (table_ptr, table_stride), batch.to(tl.int64)
+    page, slot = slots(table, own_row(table, batch, WHOLE), at, inside, PAGE)
     k = tl.load(
         new_k_ptr + offsets(wide, token, head, new_k_strides) + column, mask=mask, other=0.0
     )
