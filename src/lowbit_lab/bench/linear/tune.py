@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from lowbit.kernels.triton.fast import tables
@@ -22,7 +21,8 @@ from lowbit.kernels.triton.fast.many_rows import ManyRowsConfig
 from lowbit.kernels.triton.fast.scaled import ScaledConfig
 from lowbit.registry.extras import versions
 from lowbit_lab.bench.core.case import Case
-from lowbit_lab.bench.core.cuda import Graph, copies
+from lowbit_lab.bench.core.clock import Limits
+from lowbit_lab.bench.core.cuda import Graph, copies, in_rounds
 from lowbit_lab.bench.linear.layers import FORMATS, GpuTask, copied, multiplied, packed, parse
 
 Sizes = tuple[int, int, int]
@@ -133,18 +133,10 @@ def _turns(calls: dict[Config, Sequence[Callable[[], Any]]], rounds: int) -> dic
     for config, several in calls.items():
         with tables.trying(config):
             graphs[config] = Graph(several)
-    taken = {config: list[float]() for config in graphs}
-    order = np.random.default_rng(0)
-    for _ in range(rounds):
-        events = {}
-        for index in order.permutation(len(graphs)):
-            config = list(graphs)[index]
-            events[config] = graphs[config].start()
-        torch.cuda.synchronize()
-        for config, (start, end) in events.items():
-            taken[config].append(1e3 * start.elapsed_time(end) / graphs[config].count)
+    starts = {config: (graph.start, graph.count) for config, graph in graphs.items()}
+    taken = in_rounds(starts, Limits(least_rounds=rounds, most_rounds=rounds))
     forget_counters()
-    return {config: float(np.median(one)) for config, one in taken.items()}
+    return {config: 1e6 * samples.median for config, samples in taken.items()}
 
 
 def measure(
