@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("jaxtyping")
 
 from lowbit_lab.backends.language import language_of
+from lowbit_lab.backends.source import read
 from lowbit_lab.compare import assembly, cuda_c, sass
 from lowbit_lab.compare.built import Built
 from lowbit_lab.compare.code import mix
@@ -24,7 +25,6 @@ from lowbit_lab.compare.ptx.memory import Memory, OutsideError, packed_parameter
 from lowbit_lab.compare.ptx.parse import parse
 from lowbit_lab.compare.run import compare
 from lowbit_lab.compare.toolchain import MissingToolError, compile_cuda_c, library
-from lowbit_lab.source import read
 
 FAULTS = Path(__file__).parent / "compared" / "faults.py"
 

@@ -17,10 +17,10 @@ from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.spec import Operation
 from lowbit.spec.exercises import exercises
 from lowbit_lab import check_file
+from lowbit_lab.backends.source import load, request_of_file
 from lowbit_lab.checks.cases import check_request
 from lowbit_lab.exercises.course import Exercise, course, find
 from lowbit_lab.exercises.learn import Progress, Standing, folder, starter, teaching
-from lowbit_lab.source import load, request_of_file
 
 pytestmark = pytest.mark.slow
 

@@ -31,6 +31,7 @@ from lowbit_lab.anatomy.result import (
     verdict,
 )
 from lowbit_lab.backends.language import language_of
+from lowbit_lab.backends.source import PRODUCT, read, request_named
 from lowbit_lab.bench.core.clock import Limits, interleave
 from lowbit_lab.bench.peers.own import Lowbit, packed_weight
 from lowbit_lab.bench.suites.matmul import problem as matmul
@@ -46,7 +47,6 @@ from lowbit_lab.explain.kernels import product_kernels
 from lowbit_lab.explain.product import prepared_of
 from lowbit_lab.languages.lowbit import LowbitKernel
 from lowbit_lab.languages.numba import NumbaCpu
-from lowbit_lab.source import PRODUCT, read, request_named
 
 _SHAPE = "256x1024:1024x1024"
 _SIZE = 1024  # about what sizes are that a file does not give

@@ -9,7 +9,7 @@ from typing import Any
 
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case, Operation, Sizes, from_function
-from lowbit_lab.report import Finding, Severity
+from lowbit_lab.run.findings import Finding, Severity
 from lowbit_lab.run.outcome import Run, Trial
 from lowbit_lab.run.tensor import CheckedTensor
 from lowbit_lab.run.trace import Grid, Place, Recorder

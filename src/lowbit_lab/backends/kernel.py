@@ -15,8 +15,8 @@ from lowbit.spec.cases import tile_sets
 from lowbit_lab.backends.backend import PLAIN, Request, Subject, Way
 from lowbit_lab.backends.language import Language
 from lowbit_lab.backends.vast import wrapping
-from lowbit_lab.report import Finding, Severity
 from lowbit_lab.run.bind import Binding, Parameter, TensorArgument, bind
+from lowbit_lab.run.findings import Finding, Severity
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
 from lowbit_lab.run.tensor import CheckedTensor, storage_dtype, strides_of, tensor_of

@@ -47,8 +47,8 @@ from lowbit.spec import Operation, from_function
 from lowbit_lab.backends.backend import Request
 from lowbit_lab.backends.language import Ability, language_of, languages_that_can
 from lowbit_lab.bench.core.remote import RemoteError, run_remote
+from lowbit_lab.checks.result import OnProgress
 from lowbit_lab.compare.problem import Problem, Variant
-from lowbit_lab.report import OnProgress
 from lowbit_lab.run.triton import triton_modules
 
 PRODUCT, OPERATOR, FUNCTION = "product:", "gpu:", "cpu:"

@@ -28,8 +28,8 @@ from lowbit.spec.free_sizes import Extent, extents, named
 from lowbit.spec.operation import next_power_of_2
 from lowbit_lab.backends.backend import Request, Way
 from lowbit_lab.backends.language import bound
-from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import Parameter
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.outcome import Trial, judge
 
 _FEW, _USUAL, _MOST = 16, 32, 64  # elements of a block, where the names say no more

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from lowbit.spec import Array, Operation, Sizes, TensorType
-from lowbit_lab.report import Finding, Severity
 from lowbit_lab.run.bind import Binding
+from lowbit_lab.run.findings import Finding, Severity
 from lowbit_lab.run.memory import Lanes, Memory
 from lowbit_lab.run.tensor import storage_dtype, strides_of
 from lowbit_lab.run.trace import Grid, Kind, Place, Program

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from lowbit.spec.operations import operations
 from lowbit_lab.backends.backend import Request
+from lowbit_lab.backends.source import OPERATOR
 from lowbit_lab.checks.cases import check_request
-from lowbit_lab.report import CheckResult
-from lowbit_lab.source import OPERATOR
+from lowbit_lab.checks.result import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,10 +11,7 @@ from typing import Any
 
 from lowbit.spec import Operation
 from lowbit_lab.backends.backend import GridLike, Request
-from lowbit_lab.bench.core.remote import send_progress
-from lowbit_lab.checks.cases import check_request
-from lowbit_lab.report import CheckResult, OnProgress
-from lowbit_lab.source import (
+from lowbit_lab.backends.source import (
     FUNCTION,
     OPERATOR,
     blamed,
@@ -23,6 +20,9 @@ from lowbit_lab.source import (
     request_named,
     request_of_file,
 )
+from lowbit_lab.bench.core.remote import send_progress
+from lowbit_lab.checks.cases import check_request
+from lowbit_lab.checks.result import CheckResult, OnProgress
 from lowbit_lab.views.run import View
 
 

@@ -14,6 +14,7 @@ from lowbit.registry.conflicts import conflict
 from lowbit.registry.extras import versions
 from lowbit.spec import Array
 from lowbit_lab.backends.language import Language, language_of
+from lowbit_lab.backends.source import Comparison, blamed, read
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.context import commit
 from lowbit_lab.bench.core.peak import Ceiling
@@ -24,7 +25,6 @@ from lowbit_lab.compare.problem import Baseline, Checked, Problem, Variant
 from lowbit_lab.compare.ptx.block import NotInterpretedError
 from lowbit_lab.compare.ptx.memory import OutsideError
 from lowbit_lab.compare.timing import timed
-from lowbit_lab.source import Comparison, blamed, read
 
 SCHEMA = "lowbit-compare-1"
 DEFAULT_LIMITS = Limits()

@@ -14,6 +14,7 @@ import numpy as np
 from lowbit import isa
 from lowbit.spec import Array
 from lowbit_lab.backends.language import language_of
+from lowbit_lab.backends.source import Comparison, Peer, read
 from lowbit_lab.bench.core.clock import Limits, Samples, paired_ratio, quantiles
 from lowbit_lab.bench.core.context import Clock
 from lowbit_lab.bench.core.cpu import Cpu
@@ -22,7 +23,6 @@ from lowbit_lab.bench.core.peak import Ceiling, measure
 from lowbit_lab.bench.core.remote import Remote
 from lowbit_lab.compare.explain import Explained, Timed
 from lowbit_lab.compare.problem import Baseline, Problem, Variant, idea_of
-from lowbit_lab.source import Comparison, Peer, read
 
 _REFUSALS = (ImportError, ValueError, RuntimeError, NotImplementedError)
 """By which a peer says that it does not do it, or not here."""

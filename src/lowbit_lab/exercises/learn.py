@@ -16,13 +16,13 @@ from typing import Any
 
 from lowbit.spec import exercises
 from lowbit.weights.tensor_file import replacing
+from lowbit_lab.backends.source import blamed, request_of_file
 from lowbit_lab.checks.cases import check_request
+from lowbit_lab.checks.result import CheckResult
 from lowbit_lab.exercises.course import Exercise
 from lowbit_lab.languages.triton import TritonKernel
-from lowbit_lab.report import CheckResult
 from lowbit_lab.run.trace import first_line
 from lowbit_lab.run.triton import triton_modules
-from lowbit_lab.source import blamed, request_of_file
 
 
 def start(exercise: Exercise, progress: Progress, folder: Path, *, force: bool) -> Path:

@@ -13,9 +13,9 @@ import numpy as np
 from lowbit.registry.extras import require
 from lowbit_lab.backends.backend import GridLike, Request
 from lowbit_lab.checks.cases import check_request
+from lowbit_lab.checks.result import CheckResult
 from lowbit_lab.exercises.course import Exercise, course, find
 from lowbit_lab.exercises.learn import Progress, solved, starter, tried
-from lowbit_lab.report import CheckResult
 from lowbit_lab.run.tensor import CheckedTensor
 from lowbit_lab.run.trace import Access
 from lowbit_lab.views.trace import Trace, trace_kernel

@@ -35,9 +35,9 @@ from lowbit.report.charts import bars
 from lowbit.report.page import Figure
 from lowbit.report.text import format_seconds, new_table
 from lowbit_lab.bench.core import peak
+from lowbit_lab.bench.core.charts import roofline
 from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.bench.core.table import format_known, limits_line, thread_text
-from lowbit_lab.charts import roofline
 
 _RUNS = 10
 _WORDS = 2  # times as long take products of words

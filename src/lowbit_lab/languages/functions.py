@@ -11,8 +11,8 @@ from typing import Any
 from lowbit.spec import Case, Operation, Sizes, cases_of
 from lowbit_lab.backends.backend import PLAIN, Request, Subject, Way
 from lowbit_lab.backends.language import Language, languages
-from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import is_of_sizes
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import Run, Trial, crash_of, most_steps
 from lowbit_lab.run.tensor import CheckedTensor, dtype_of, tensor_of, unwritten

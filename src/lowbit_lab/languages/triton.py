@@ -27,8 +27,8 @@ from lowbit_lab.compare.ptx.execute import Launch
 from lowbit_lab.compare.ptx.memory import Memory as PtxMemory
 from lowbit_lab.compare.ptx.memory import packed_parameters
 from lowbit_lab.compare.ptx.parse import parse
-from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import Parameter, TensorArgument
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import UnsupportedError, cause_of, last_line
 from lowbit_lab.run.trace import Grid, Program

@@ -19,7 +19,7 @@ from lowbit.spec import Block as BlockSize
 from lowbit.spec import Case, Operation, Sizes
 from lowbit_lab.backends.backend import GridLike, Request, Subject, Way
 from lowbit_lab.backends.language import bound
-from lowbit_lab.report import Finding
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.outcome import Run, Trial, judge
 from lowbit_lab.run.tensor import NOBODY, CheckedTensor, widened
 from lowbit_lab.run.trace import (
