@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from lowbit_lab.anatomy.result import (
     mlir_pane,
     verdict,
 )
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import language_of
 from lowbit_lab.backends.source import PRODUCT, read, request_named
 from lowbit_lab.bench.core.clock import Limits, interleave
@@ -39,7 +41,7 @@ from lowbit_lab.bench.suites.matmul.problem import product
 from lowbit_lab.compare import assembly
 from lowbit_lab.compare.code import Code, mix
 from lowbit_lab.compare.faults import occupancy
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.ptx.parse import parse
 from lowbit_lab.compare.run import build
 from lowbit_lab.compare.toolchain import MissingToolError, assemble
@@ -81,8 +83,8 @@ def _teaching(name: str, sm: int, sizes: Mapping[str, int]) -> Anatomy:
     problem = Problem(
         operation.complete({**operation.exercise, **sizes}), operation, None, request.output
     )
-    variant = Variant(request.kernel, operation.name, request.grid, None, dict(request.given))
-    file = Path(language_of(request.kernel, "compile").source(request.kernel)[2])
+    variant = replace(request.variant, name=operation.name)
+    file = Path(language_of(variant.kernel, "compile").source(variant.kernel)[2])
     return gpu_anatomy(variant, problem, sm, file, f"{operation.doc} {_listed(problem.sizes)}")
 
 
@@ -124,7 +126,7 @@ def product_anatomy(isa_name: str, shape: str, *, time: bool = True) -> Anatomy:
         raise ValueError(f"no kernel product:{isa_name}; there are {', '.join(kernels)}")
     case = product(shape, "u8:s8:s32")
     m, n, k = (case.sizes[name] for name in "MNK")
-    isa, asked = instruction_sets.named(isa_name), kernels[isa_name].kernel
+    isa, asked = instruction_sets.named(isa_name), kernels[isa_name].variant.kernel
     static = asked.static({"m": m, "n": n, "k_size": k})
     places = Places()
     panes, code = listing(asked.kernel, isa, places, **static)

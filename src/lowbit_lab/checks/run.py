@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.spec import Operation
-from lowbit_lab.backends.backend import GridLike, Request
+from lowbit_lab.backends.backend import GridLike, Request, Variant
 from lowbit_lab.backends.source import (
     FUNCTION,
     OPERATOR,
@@ -58,7 +58,7 @@ def check(
     ValueError or TypeError if the arguments do not fit together; RuntimeError if what runs the
     kernel is of a version that is not known, or there is no GPU for device "cuda".
     """
-    request = Request(kernel, spec, grid, output, initial, seed, given)
+    request = Request(Variant(kernel, grid=grid, constants=given), spec, output, initial, seed)
     return check_request(request, device, stop=stop, on_progress=on_progress)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from lowbit import isa
 from lowbit.spec import Array
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import language_of
 from lowbit_lab.backends.source import Comparison, Peer, read
 from lowbit_lab.bench.core.clock import Limits, Samples, paired_ratio, quantiles
@@ -22,7 +23,7 @@ from lowbit_lab.bench.core.isolated import trials
 from lowbit_lab.bench.core.peak import Ceiling, measure
 from lowbit_lab.bench.core.remote import Remote
 from lowbit_lab.compare.explain import Explained, Timed
-from lowbit_lab.compare.problem import Baseline, Problem, Variant, idea_of
+from lowbit_lab.compare.problem import Baseline, Problem, idea_of
 
 _REFUSALS = (ImportError, ValueError, RuntimeError, NotImplementedError)
 """By which a peer says that it does not do it, or not here."""

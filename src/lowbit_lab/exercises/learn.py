@@ -65,15 +65,15 @@ def try_out(exercise: Exercise, progress: Progress, path: Path) -> CheckResult:
     triton_modules()
     tried(exercise, progress, path)
     request = request_of_file(path)
-    if not TritonKernel.takes(request.kernel):
+    if not TritonKernel.takes(request.variant.kernel):
         raise ValueError(
             f"{path}: kernel is not a Triton kernel; write @triton.jit in the line above it, as "
             "the file had at first"
         )
-    if not callable(request.grid):
+    if not callable(grid := request.variant.grid):
         raise ValueError(
-            f"{path}: grid is {request.grid!r}; write a function of meta, as the file had at "
-            "first: the kernel is tried at many sizes"
+            f"{path}: grid is {grid!r}; write a function of meta, as the file had at first: the "
+            "kernel is tried at many sizes"
         )
     with blamed(path):
         result = check_request(replace(request, spec=exercise.operation), stop=True)
