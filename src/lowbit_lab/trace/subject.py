@@ -20,7 +20,7 @@ import numpy as np
 
 from lowbit.registry import Registry
 from lowbit.registry.extras import require
-from lowbit_lab.trace.report import Operator
+from lowbit_lab.trace.operators import Operator
 
 if TYPE_CHECKING:
     import torch

@@ -12,6 +12,7 @@ from rich.text import Text
 from lowbit.report.text import format_seconds, new_table
 from lowbit_lab.bench.core.table import format_known
 from lowbit_lab.trace import replay, roles
+from lowbit_lab.trace.operators import operators_table
 from lowbit_lab.trace.report import Frame, Limit, Loop, Trace
 
 _OPERATORS = 12
@@ -75,14 +76,8 @@ def _instructions(hot: Loop) -> str:
 
 
 def _operators(trace: Trace, whole: bool) -> Table:
-    columns = [("operator", False), ("self", True), ("share", True), ("total", True)]
-    table = new_table(
-        f"Operators, by {trace.operators_by}", [*columns, ("calls", True), ("mean", True)]
-    )
-    for row in trace.operators if whole else trace.operators[:_OPERATORS]:
-        own, total = format_seconds(row.self_seconds), format_seconds(row.total_seconds)
-        mean = format_seconds(row.mean_seconds)
-        table.add_row(Text(row.name), own, f"{row.share:.1%}", total, str(row.calls), mean)
+    shown = trace.operators if whole else trace.operators[:_OPERATORS]
+    table = operators_table(f"Operators, by {trace.operators_by}", shown)
     left = len(trace.operators) - _OPERATORS
     if left > 0 and not whole:
         table.caption = f"and {left} more; --whole shows all"
