@@ -35,7 +35,7 @@ from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import language_of
 from lowbit_lab.backends.source import PRODUCT, read, request_named
 from lowbit_lab.bench.core.clock import Limits, interleave
-from lowbit_lab.bench.peers.own import Lowbit, packed_weight
+from lowbit_lab.bench.peers.own import LowbitMatmul, packed_weight
 from lowbit_lab.bench.suites.matmul import problem as matmul
 from lowbit_lab.bench.suites.matmul.problem import product
 from lowbit_lab.compare import assembly
@@ -144,13 +144,15 @@ def product_anatomy(isa_name: str, shape: str, *, time: bool = True) -> Anatomy:
 
 def _parts(shape: str) -> tuple[Part, ...]:
     """The four parts of the product with scales, each timed apart, in one thread."""
-    plain, scaled = (matmul.Problem.make(product(shape, f"u8:s8:{out}")) for out in ("s32", "f32"))
+    plain, scaled = (
+        matmul.MatmulProblem.make(product(shape, f"u8:s8:{out}")) for out in ("s32", "f32")
+    )
     packed = packed_weight(plain)
     calls: Mapping[str, list[Callable[[], object]]] = {
         "pack B": [lambda: api.pack(plain.b)],
         "pack A": [_packing(plain, packed)],
-        "integers": [Lowbit().prepare(plain, 1).call],
-        "scaled": [Lowbit().prepare(scaled, 1).call],
+        "integers": [LowbitMatmul().prepare(plain, 1).call],
+        "scaled": [LowbitMatmul().prepare(scaled, 1).call],
     }
     taken = {name: one.median for name, one in interleave(calls, _LIMITS).items()}
     kernel = taken["integers"] - taken["pack A"]
@@ -163,7 +165,7 @@ def _parts(shape: str) -> tuple[Part, ...]:
     )
 
 
-def _packing(problem: matmul.Problem, packed: Any) -> Callable[[], object]:
+def _packing(problem: matmul.MatmulProblem, packed: Any) -> Callable[[], object]:
     """The region of the product that packs its rows, and nothing behind it."""
     prepared = prepared_of(problem, packed, 1)
     plan, asked = prepared.plan, prepared.request

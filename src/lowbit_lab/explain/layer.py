@@ -84,7 +84,7 @@ def _on(case: Case, clock: Graphs, device: torch.device) -> tuple[Gpu, Ceiling, 
     """What a GPU is, what it can do, and how long the product takes there."""
     with clock.using(1), torch.inference_mode():
         ceiling = clock.ceiling("", 1, "bfloat16")
-        task = layers.GpuTask.make(case, 0, device)
+        task = layers.GpuLinearProblem.make(case, 0, device)
         first = layers.packed(task)
         (count,) = clock.copies([task.weight_bytes])
         weights = [first, *(layers.copied(first) for _ in range(count - 1))]

@@ -34,8 +34,8 @@ from lowbit_lab.bench.core.cpu import Cpu
 from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.bench.core.record import Spread
 from lowbit_lab.bench.core.table import format_known, format_spread
-from lowbit_lab.bench.peers.own import Lowbit, packed_weight
-from lowbit_lab.bench.suites.matmul.problem import Problem
+from lowbit_lab.bench.peers.own import LowbitMatmul, packed_weight
+from lowbit_lab.bench.suites.matmul.problem import MatmulProblem
 from lowbit_lab.bench.suites.matmul.problem import product as product_case
 
 _LIMITS = Limits(noise=0.02, seconds=1.0)
@@ -152,14 +152,14 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     case = product_case(shape, dtypes)
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1")
-    problem = Problem.make(case)
+    problem = MatmulProblem.make(case)
     with Cpu().using(threads or max_threads()):
         packed = packed_weight(problem)
         prepared = prepared_of(problem, packed, threads)
         plan, product = prepared.plan, prepared.request
         assert plan is not None
         ceiling = peak.measure(plan.isa.name, plan.threads)
-        call = Lowbit().prepare(problem, plan.threads).call
+        call = LowbitMatmul().prepare(problem, plan.threads).call
         taken = interleave({"lowbit": [call]}, _LIMITS)["lowbit"]
     m, k = case.sizes["M"], case.sizes["K"]
     wants_proof = dispatch.wants_proof(instruction_sets.active().name)
@@ -184,7 +184,7 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     )
 
 
-def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> Prepared:
+def prepared_of(problem: MatmulProblem, packed: PackedMatrix, threads: int | None) -> Prepared:
     """What the public function runs for this problem."""
     a, spec = problem.a, problem.case.spec
     left = a.shape, a.strides, a.dtype
@@ -246,7 +246,7 @@ def _operand(given_bytes: int, packed_bytes: int, elements: int) -> Operand:
 
 
 def _predict(
-    problem: Problem, product: Product, plan: Plan, packed: PackedMatrix, ceiling: Ceiling
+    problem: MatmulProblem, product: Product, plan: Plan, packed: PackedMatrix, ceiling: Ceiling
 ) -> Prediction:
     rows, columns = _packed_rows(product, plan), len(packed.column_sums)
     depth = padded_k(product.k)

@@ -18,7 +18,7 @@ from lowbit_lab.bench.core.peak import share
 from lowbit_lab.bench.core.record import Record, Row, groups, standing
 from lowbit_lab.bench.core.suite import Suite
 from lowbit_lab.bench.core.table import Column
-from lowbit_lab.bench.linear.layers import FORMATS, GROUP, SHAPES, GpuTask, parse
+from lowbit_lab.bench.linear.layers import FORMATS, GROUP, SHAPES, GpuLinearProblem, parse
 from lowbit_lab.bench.peers.linear_gpu import SUITE, CuBlas, from_file
 
 
@@ -56,14 +56,14 @@ class LinearOnGpu(Suite):
     def cases(self, seed: int = 0) -> Sequence[Case]:
         return parse(self.formats, self.shapes)
 
-    def make(self, case: Case, seed: int) -> GpuTask:
-        return GpuTask.make(case, seed, torch.device(self.device))
+    def make(self, case: Case, seed: int) -> GpuLinearProblem:
+        return GpuLinearProblem.make(case, seed, torch.device(self.device))
 
     def implementations(self) -> Sequence[Implementation]:
         return [*implementations_of(SUITE), *from_file(self.library)]
 
     def taking_part(
-        self, problem: GpuTask, chosen: Sequence[Implementation]
+        self, problem: GpuLinearProblem, chosen: Sequence[Implementation]
     ) -> list[Implementation]:
         """Those that take its format."""
         dtypes = problem.case.dtypes

@@ -23,7 +23,14 @@ from lowbit.registry.extras import versions
 from lowbit_lab.bench.core.case import Case
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cuda import Graph, copies, in_rounds
-from lowbit_lab.bench.linear.layers import FORMATS, GpuTask, copied, multiplied, packed, parse
+from lowbit_lab.bench.linear.layers import (
+    FORMATS,
+    GpuLinearProblem,
+    copied,
+    multiplied,
+    packed,
+    parse,
+)
 
 Sizes = tuple[int, int, int]
 Job = tuple[str, int, int, str, Config]
@@ -101,7 +108,7 @@ def fails(format: str, M: int, K: int, device: str, config: Config) -> str | Non
     counters of what is cut along K must be 0 again."""
     try:
         (case,) = parse([format], [f"{M}x{K}:{K}x{_CHECKED}"])
-        task = GpuTask.make(case, 0, torch.device(device))
+        task = GpuLinearProblem.make(case, 0, torch.device(device))
         weight = packed(task)
         with tables.trying(config), torch.inference_mode():
             return next(
@@ -140,7 +147,10 @@ def _turns(calls: dict[Config, Sequence[Callable[[], Any]]], rounds: int) -> dic
 
 
 def measure(
-    task: GpuTask, weights: Sequence[tuple[Any, ...]], one: Wanted, several: Sequence[Config]
+    task: GpuLinearProblem,
+    weights: Sequence[tuple[Any, ...]],
+    one: Wanted,
+    several: Sequence[Config],
 ) -> Point:
     """Each of several that is right for this very task is timed over copies of its weight; the
     fastest ones and the rule's again, in turns."""
@@ -212,7 +222,7 @@ def tune(
                 break
             on_progress(str(one.case), count / len(todo))
             right = [job[-1] for job in one.jobs(device) if not failed[job]]
-            task = GpuTask.make(one.case, 0, device)
+            task = GpuLinearProblem.make(one.case, 0, device)
             first = packed(task)
             others = (copied(first) for _ in range(copies(task.weight_bytes, device) - 1))
             point = measure(task, [first, *others], one, right)

@@ -40,7 +40,7 @@ _OPSET = 17
 
 
 @dataclass(frozen=True)
-class Task:
+class Preparation:
     """What to prepare: a model with a checkpoint, `samples` of its inputs, in a folder; files: the
     ones that are wanted."""
 
@@ -65,14 +65,14 @@ class Facts:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-def prepare_quietly(task: Task) -> Facts:
+def prepare_quietly(task: Preparation) -> Facts:
     """`prepare` for a process of its own: other libraries have nothing to say."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     return prepare(task)
 
 
-def prepare(task: Task) -> Facts:
+def prepare(task: Preparation) -> Facts:
     """Write the files of a task.
 
     All engines are calibrated on the same few samples, and judged by others."""

@@ -14,7 +14,7 @@ import numpy as np
 from lowbit import graph
 from lowbit.models.model import Array, models
 from lowbit_lab.bench.core.case import OURS, implementation
-from lowbit_lab.bench.networks.engine import INPUTS, Engine, Opened, Work
+from lowbit_lab.bench.networks.engine import INPUTS, Engine, NetworkWork, Opened
 
 
 class _Encoder(Engine):
@@ -25,7 +25,7 @@ class _Encoder(Engine):
     def __init__(self) -> None:
         super().__init__(self.name, config="dynamic")
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         import torch
 
         torch.set_num_threads(work.threads)

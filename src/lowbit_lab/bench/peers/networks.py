@@ -28,8 +28,8 @@ from lowbit_lab.bench.networks.engine import (
     STATIC,
     STATIC_ONNX,
     Engine,
+    NetworkWork,
     Opened,
-    Work,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class OnnxRuntime(Engine):
     needs = ("onnxruntime", "onnx")
     package = ("ONNX Runtime", "onnxruntime")
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
         options = onnxruntime.SessionOptions()
@@ -68,7 +68,7 @@ class OpenVino(Engine):
         super().__init__(name, file, config)
         self.precision = precision
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         import openvino  # pyright: ignore[reportMissingImports]
 
         core = openvino.Core()
@@ -107,12 +107,12 @@ print(time.perf_counter() - begin)
 """
 
 
-class Lowbit(Engine):
+class LowbitNetwork(Engine):
     """A network in a file, loaded and run."""
 
     kind = OURS
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         path = work.file(self.file)
         session = Session(load(path), threads=work.threads)
         arrays = tuple(one[: work.batch] for one in work.arrays(INPUTS))
@@ -158,7 +158,7 @@ class PyTorch(Engine):
         super().__init__(name, config=config)
         self.change, self.always = change, always
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         import torch
 
         torch.set_num_threads(work.threads)
@@ -188,14 +188,14 @@ def _file_bytes(network: Any) -> Mapping[str, int]:
         return {"file_bytes": path.stat().st_size}
 
 
-Change = Callable[["nn.Module", Work], Callable[..., Any]]
+Change = Callable[["nn.Module", NetworkWork], Callable[..., Any]]
 
 
-def _float32(network: nn.Module, work: Work) -> Callable[..., Any]:
+def _float32(network: nn.Module, work: NetworkWork) -> Callable[..., Any]:
     return network
 
 
-def _bfloat16(network: nn.Module, work: Work) -> Callable[..., Any]:
+def _bfloat16(network: nn.Module, work: NetworkWork) -> Callable[..., Any]:
     import torch
 
     network = network.to(torch.bfloat16)
@@ -207,7 +207,7 @@ def _bfloat16(network: nn.Module, work: Work) -> Callable[..., Any]:
     return call
 
 
-def _x86(network: nn.Module, work: Work) -> Callable[..., Any]:
+def _x86(network: nn.Module, work: NetworkWork) -> Callable[..., Any]:
     """Static, by the engine x86."""
     import torch
     from torch.ao.quantization import get_default_qconfig_mapping
@@ -223,7 +223,7 @@ def _x86(network: nn.Module, work: Work) -> Callable[..., Any]:
 
 
 def _dynamic(engine: str) -> Change:
-    def change(network: nn.Module, work: Work) -> Callable[..., Any]:
+    def change(network: nn.Module, work: NetworkWork) -> Callable[..., Any]:
         import torch
         from torch.ao.quantization import quantize_dynamic
         from torch.ao.quantization.qconfig import per_channel_dynamic_qconfig
@@ -242,9 +242,9 @@ for _one in (
     OpenVino("OpenVINO fp32", FLOAT_ONNX, "f32"),
     OpenVino("OpenVINO bf16", FLOAT_ONNX, "bf16"),
     OpenVino("OpenVINO int8", STATIC_ONNX, "", "static"),
-    Lowbit("lowbit int8", STATIC, "static"),
-    Lowbit("lowbit int8 dynamic", DYNAMIC, "dynamic"),
-    Lowbit("lowbit fp32", FLOAT),
+    LowbitNetwork("lowbit int8", STATIC, "static"),
+    LowbitNetwork("lowbit int8 dynamic", DYNAMIC, "dynamic"),
+    LowbitNetwork("lowbit fp32", FLOAT),
     PyTorch("torch fp32", _float32, always=True),
     PyTorch("torch bf16", _bfloat16),
     PyTorch("torch int8 x86", _x86, "static"),

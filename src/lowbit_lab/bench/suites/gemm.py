@@ -47,7 +47,7 @@ DTYPES = ("f32:f32:f32", "bf16:bf16:bf16", "bf16:bf16:f32", "f32:f32:bf16")
 
 
 @dataclass(frozen=True)
-class Product(Case):
+class GemmCase(Case):
     """a [M, K] @ b [K, N]; transposed: b is the view of an array [N, K], as a layer's weight."""
 
     transposed: bool = False
@@ -60,14 +60,14 @@ class Product(Case):
 
 
 @dataclass(frozen=True, eq=False)
-class Problem(StatedProblem):
+class GemmProblem(StatedProblem):
     """A product with its data, in the dtypes of the case; bfloat16 is ml_dtypes'."""
 
-    case: Product
+    case: GemmCase
     inputs: dict[str, Array]
 
     @classmethod
-    def make(cls, case: Product, seed: int) -> Problem:
+    def make(cls, case: GemmCase, seed: int) -> GemmProblem:
         """Draw the data of `case`; the same seed gives the same."""
         rng, inputs = np.random.default_rng(seed), {}
         for name in ("a", "b"):
@@ -129,13 +129,13 @@ class Gemm(Suite):
     def limits(self) -> Limits:
         return Limits(seconds=4.0 if self.shapes else 1.0)
 
-    def cases(self, seed: int = 0) -> Sequence[Product]:
+    def cases(self, seed: int = 0) -> Sequence[GemmCase]:
         wanted = dict.fromkeys(self.shapes)
         for name, shapes in SETS.items():
             if self.suite in (name, "all") or (self.suite is None and not self.shapes):
                 wanted |= dict.fromkeys(shapes)
         return [
-            Product("gemm", shape, dtypes, sizes=parse_shape(shape), transposed=self.transposed)
+            GemmCase("gemm", shape, dtypes, sizes=parse_shape(shape), transposed=self.transposed)
             for dtypes in self.dtype or DTYPES[:1]
             for shape in wanted
         ]
@@ -143,8 +143,8 @@ class Gemm(Suite):
     def settings(self) -> dict[str, Any]:
         return {"transposed": self.transposed}
 
-    def make(self, case: Product, seed: int) -> Problem:
-        return Problem.make(case, seed)
+    def make(self, case: GemmCase, seed: int) -> GemmProblem:
+        return GemmProblem.make(case, seed)
 
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
         return list(summaries(rows))

@@ -29,7 +29,7 @@ from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.record import Record, Row
 from lowbit_lab.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit_lab.bench.core.table import Column
-from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, start
+from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, ModelWork, start
 from lowbit_lab.bench.lm.files import small_model, step_matrices
 from lowbit_lab.bench.lm.shapes import BLOCKS, SHAPES, cached_file
 
@@ -75,7 +75,7 @@ class Model(Problem):
         """A contender's, by a worker of its own, so that others' memory is not measured with it."""
         if name not in self.perplexities:
             threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-            work = Work(PERPLEXITY, str(self.path), [self.perplexity_tokens], 0, threads)
+            work = ModelWork(PERPLEXITY, str(self.path), [self.perplexity_tokens], 0, threads)
             self.perplexities[name] = start(self.clock, name, work)[1][PERPLEXITY]
         return self.perplexities[name]
 

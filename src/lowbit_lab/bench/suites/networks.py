@@ -24,8 +24,8 @@ from lowbit_lab.bench.core.record import Record, Row
 from lowbit_lab.bench.core.remote import Remote, run_remote
 from lowbit_lab.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit_lab.bench.core.table import Column
-from lowbit_lab.bench.networks.engine import REFERENCE, Engine, Work
-from lowbit_lab.bench.networks.prepare import Facts, Task, prepare_quietly
+from lowbit_lab.bench.networks.engine import REFERENCE, Engine, NetworkWork
+from lowbit_lab.bench.networks.prepare import Facts, Preparation, prepare_quietly
 
 _SAMPLES = 16  # by which outputs are judged
 _DEFAULT = ("resnet34", "vit_b_16")
@@ -65,7 +65,7 @@ class Network(Problem):
         """An engine's; the first that is asked for starts all. RuntimeError: it cannot run."""
         if threads != self.threads:
             batch = self.case.sizes["batch"]
-            work = Work(self.case.work, self.weights, str(self.folder), batch, threads)
+            work = NetworkWork(self.case.work, self.weights, str(self.folder), batch, threads)
             self.clock.tidy()
             names = [one.name for one in self.several]
             self.clock.start(names, work)
@@ -163,7 +163,7 @@ class Networks(Suite):
         folder = tempfile.TemporaryDirectory(prefix="lowbit-networks-")
         files = {one.file for one in self._engines if one.file and not one.available(None)}
         samples = max(_SAMPLES, *self.batches)
-        task = Task(name, self.weights, folder.name, samples, tuple(sorted(files)))
+        task = Preparation(name, self.weights, folder.name, samples, tuple(sorted(files)))
         return folder, run_remote(prepare_quietly, task, seconds=_PREPARE_SECONDS)
 
     @cached_property
