@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowbit.report.text import format_seconds, new_table
-from lowbit_lab.bench.core.table import format_known
+from lowbit_lab.bench.core.table import facts_table, format_known
 from lowbit_lab.trace import replay, roles
 from lowbit_lab.trace.operators import operators_table
 from lowbit_lab.trace.report import Frame, Limit, Loop, Trace
@@ -45,9 +45,7 @@ def render(trace: Trace, whole: bool = False) -> RenderableType:
 
 
 def _head(trace: Trace) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = facts_table()
     table.add_row("fast path", Text(trace.verdict.text))
     if trace.operators:
         first = trace.operators[0]

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from lowbit_lab.bench.core.record import Record, Row
 
 
+_Implementation = TypeVar("_Implementation", bound=Implementation)
+
+
 @dataclass(frozen=True)
 class Plan:
     """How to run a suite.
@@ -160,14 +163,16 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
     return several
 
 
-def named(what: str, text: str, names: Sequence[str]) -> list[str]:
-    """Names that an option asks for by their parts, as in lowbit,openvino; all if it is empty.
-    ValueError if a part is in no name."""
+def named(what: str, text: str, suite: str, kind: type[_Implementation]) -> list[_Implementation]:
+    """The implementations of a suite, of one kind, that an option asks for by parts of their names,
+    as in lowbit,openvino; all if it is empty. ValueError if a part is in no name."""
+    known = [one for one in implementations_of(suite) if isinstance(one, kind)]
     parts = [part.strip().lower() for part in text.split(",") if part.strip()]
     for part in parts:
-        if not any(part in name.lower() for name in names):
-            raise ValueError(f"no {what} is called {part!r}; known are {', '.join(names)}")
-    return [name for name in names if not parts or any(part in name.lower() for part in parts)]
+        if not any(part in one.name.lower() for one in known):
+            names = ", ".join(one.name for one in known)
+            raise ValueError(f"no {what} is called {part!r}; known are {names}")
+    return [one for one in known if not parts or any(x in one.name.lower() for x in parts)]
 
 
 def best_of(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -42,6 +42,14 @@ def table(
     return made
 
 
+def facts_table() -> Table:
+    """An empty table of facts, each with its name before it."""
+    made = Table(show_header=False, box=None, pad_edge=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    return made
+
+
 def markdown(columns: Sequence[tuple[str, bool]], lines: Sequence[Sequence[str]]) -> str:
     """A table for a page; for each column its heading, and whether it is set to the right."""
     rule = ["--:" if right else "---" for _, right in columns]
@@ -82,6 +90,16 @@ def ratio_columns(rows: Sequence[Row], name: Callable[[str], str] = str) -> list
     return [column(reference) for reference in several]
 
 
+def figure(title: str, name: str, form: str, factor: float = 1) -> Column:
+    """A column of what only some suites measure, a field of `extra`, where a row has it."""
+
+    def cell(row: Row) -> str:
+        shown = name in row.extra and row.kind != LIMIT
+        return form.format(factor * row.extra[name]) if shown else ""
+
+    return Column(title, cell, when=lambda rows: any(name in row.extra for row in rows))
+
+
 def _limited(rows: Sequence[Row]) -> bool:
     return any(row.limit_share is not None for row in rows)
 
@@ -101,6 +119,10 @@ RUNS_ON = Column("runs on", lambda row: row.runs_on or "not told", right=False)
 TIME = Column("time", lambda row: format_seconds(row.seconds.median))
 SPREAD = Column(
     "p10 to p90", lambda row: format_spread(row.seconds) if row.rounds > 1 else "one run"
+)
+MICROSECONDS = (
+    Column("µs", lambda row: f"{row.seconds.median * 1e6:,.1f}"),
+    Column("±", lambda row: "" if row.noise is None else f"{row.noise:.1%}"),
 )
 GOPS = Column("GOP/s", lambda row: "" if row.kind == LIMIT else three_digits(row.gops))
 GBS = Column("GB/s", lambda row: three_digits(row.gbs))

@@ -43,19 +43,30 @@ class OnnxRuntime(Engine):
     package = ("ONNX Runtime", "onnxruntime")
 
     def open(self, work: NetworkWork) -> Opened:
-        import onnxruntime  # pyright: ignore[reportMissingImports]
+        return Opened(onnx_call(work.file(self.file), work.threads))
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = work.threads
-        options.log_severity_level = 3
-        path = str(work.file(self.file))
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        names = [one.name for one in session.get_inputs()]
 
-        def call(*arrays: Array) -> Array:
-            return np.asarray(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+def onnx_session(path: str | Path, threads: int, profile: str = "") -> Any:
+    """A session of ONNX Runtime's CPU provider. profile: how the file begins that it writes."""
+    import onnxruntime  # pyright: ignore[reportMissingImports]
 
-        return Opened(call)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def onnx_call(path: Path, threads: int) -> Callable[..., Array]:
+    """A file in such a session, as a function of arrays."""
+    session = onnx_session(path, threads)
+    names = [one.name for one in session.get_inputs()]
+
+    def call(*arrays: Array) -> Array:
+        return np.asarray(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+
+    return call
 
 
 class OpenVino(Engine):
@@ -71,23 +82,24 @@ class OpenVino(Engine):
     def open(self, work: NetworkWork) -> Opened:
         import openvino  # pyright: ignore[reportMissingImports]
 
-        core = openvino.Core()
-        model = core.read_model(work.file(self.file))
+        model = openvino.Core().read_model(work.file(self.file))
         shapes = [[work.batch, *one.shape[1:]] for one in work.arrays(INPUTS)]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
-        options: dict[str, Any] = {
-            "INFERENCE_NUM_THREADS": work.threads,
-            "PERFORMANCE_HINT": "LATENCY",
-        }
-        if self.precision:
-            options["INFERENCE_PRECISION_HINT"] = self.precision
-        compiled = core.compile_model(model, "CPU", options)
-        used = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-
-        def call(*arrays: Array) -> Array:
-            return compiled(list(arrays))[0]
-
+        call, used = openvino_call(model, work.threads, self.precision)
         return Opened(call, f"floats in {used}")
+
+
+def openvino_call(
+    model: Any, threads: int, precision: str = ""
+) -> tuple[Callable[..., Array], str]:
+    """A model of OpenVINO as a function of arrays, and what floats are computed in."""
+    import openvino  # pyright: ignore[reportMissingImports]
+
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    options |= {"INFERENCE_PRECISION_HINT": precision} if precision else {}
+    compiled = openvino.Core().compile_model(model, "CPU", options)
+    used = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    return lambda *arrays: compiled(list(arrays))[0], used
 
 
 # lowbit's own sessions, without PyTorch.

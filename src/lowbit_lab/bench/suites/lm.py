@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +22,6 @@ from lowbit_lab.bench.core.case import (
     Case,
     Implementation,
     Problem,
-    implementations_of,
 )
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cpu import Processes
@@ -191,9 +190,7 @@ class LanguageModels(Suite):
         return tokens[:count]
 
     def implementations(self) -> Sequence[Implementation]:
-        known = [one for one in implementations_of("lm") if isinstance(one, Contender)]
-        chosen = named("contender", self.contenders, [one.name for one in known])
-        return [one for one in known if one.name in chosen]
+        return named("contender", self.contenders, self.name, Contender)
 
     def taking_part(self, problem: Model, chosen: Sequence[Implementation]) -> list[Implementation]:
         reads = TEXT in problem.case.sizes
@@ -218,14 +215,13 @@ class LanguageModels(Suite):
             Column("tokens/s", lambda row: _speed(row, row.seconds.median)),
             Column("p10 to p90", _speeds),
             table.TIME,
-            Column("GB/s of weights", _rate, when=_texts),
+            replace(table.GBS, heading="GB/s of weights", when=_texts),
             table.READ,
-            Column("peak memory", lambda row: _figure(row, "peak_bytes", 1e-6, "{:.0f} MB")),
-            Column("perplexity", lambda row: _figure(row, PERPLEXITY, 1, "{:.3f}")),
-            Column("outside kernels", lambda row: _figure(row, "outside_kernels", 1, "{:.1%}"),
-                   when=lambda rows: any("outside_kernels" in row.extra for row in rows)),
+            table.figure("peak memory", "peak_bytes", "{:.0f} MB", 1e-6),
+            table.figure("perplexity", PERPLEXITY, "{:.3f}"),
+            table.figure("outside kernels", "outside_kernels", "{:.1%}"),
             *table.ratio_columns(rows),
-        )  # fmt: skip
+        )
 
     def render(self, record: Record) -> RenderableType:
         shown = table.tables(record.rows, self.columns(record.rows))
@@ -250,12 +246,3 @@ def _speeds(row: Row) -> str:
     return (
         f"{_speed(row, spread.p90)} to {_speed(row, spread.p10)}" if row.rounds > 1 else "one run"
     )
-
-
-def _rate(row: Row) -> str:
-    return table.three_digits(row.gbs)
-
-
-def _figure(row: Row, name: str, factor: float, form: str) -> str:
-    shown = name in row.extra and row.kind != LIMIT
-    return form.format(factor * row.extra[name]) if shown else ""

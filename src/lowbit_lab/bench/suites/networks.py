@@ -17,7 +17,7 @@ from lowbit.models.quantize import CONFIGS, check_config
 from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
 from lowbit_lab.bench.core import table
-from lowbit_lab.bench.core.case import OURS, Case, Implementation, Problem, implementations_of
+from lowbit_lab.bench.core.case import OURS, Case, Implementation, Problem
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.record import Record, Row
@@ -169,9 +169,7 @@ class Networks(Suite):
     @cached_property
     def _engines(self) -> list[Engine]:
         """Those that are asked for. ValueError if a part is in no name."""
-        known = [one for one in implementations_of("networks") if isinstance(one, Engine)]
-        chosen = named("engine", self.engines, [one.name for one in known])
-        return [one for one in known if one.name in chosen]
+        return named("engine", self.engines, self.name, Engine)
 
     def implementations(self) -> Sequence[Implementation]:
         return self._engines
@@ -202,12 +200,12 @@ class Networks(Suite):
             table.SPREAD,
             table.GOPS,
             Column("× torch fp32", _speedup),
-            Column("SQNR", lambda row: _figure(row, "sqnr_db", "{:.1f} dB")),
-            Column("same top-1", lambda row: _figure(row, "agreement", "{:.0%}")),
-            Column("outside kernels", lambda row: _figure(row, "outside_kernels", "{:.1%}")),
+            table.figure("SQNR", "sqnr_db", "{:.1f} dB"),
+            table.figure("same top-1", "agreement", "{:.0%}"),
+            table.figure("outside kernels", "outside_kernels", "{:.1%}"),
             Column("first result", _first),
-            Column("arena", lambda row: _size(row, "arena_bytes")),
-            Column("file", lambda row: _size(row, "file_bytes")),
+            table.figure("arena", "arena_bytes", "{:.1f} MB", 1e-6),
+            table.figure("file", "file_bytes", "{:.1f} MB", 1e-6),
         )
 
     def render(self, record: Record) -> RenderableType:
@@ -222,14 +220,6 @@ def _speedup(row: Row) -> str:
     )
 
 
-def _figure(row: Row, name: str, form: str) -> str:
-    return form.format(row.extra[name]) if name in row.extra else ""
-
-
 def _first(row: Row) -> str:
     seconds = row.extra.get("first_result_seconds")
     return "" if seconds is None else table.format_seconds(seconds)
-
-
-def _size(row: Row, name: str) -> str:
-    return f"{row.extra[name] / 1e6:.1f} MB" if name in row.extra else ""

@@ -115,8 +115,7 @@ class Operators(Suite):
         columns = (
             Column("case", first(lambda row: f"{row.operation} {row.dtypes} {row.case}"), False),
             table.IMPLEMENTATION,
-            Column("µs", lambda row: f"{row.seconds.median * 1e6:,.1f}"),
-            Column("±", lambda row: "" if row.noise is None else f"{row.noise:.1%}"),
+            *table.MICROSECONDS,
             Column("GB/s", lambda row: f"{row.gbs:,.0f}"),
             Column("% of copy", table.limit_share),
             Column("TFLOP/s", lambda row: f"{row.gops / 1e3:,.1f}"),
