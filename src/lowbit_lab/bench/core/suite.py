@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -63,7 +63,8 @@ class Suite:
     turns with lowbit alone, so that a slow one does not use up the time of the others. colds:
     whether there are weights that can be cold. ceiling: the dtype whose peak is measured, "" for
     none. least_cold_bytes: of weights that are gone round, where that is more than the last cache.
-    threaded: whether a number of threads can be asked for.
+    threaded: whether a number of threads can be asked for. by_time: whether the fastest of a table
+    come first.
     """
 
     name: ClassVar[str] = ""
@@ -75,6 +76,7 @@ class Suite:
     ceiling: ClassVar[str] = "int8"
     least_cold_bytes: ClassVar[int] = 0
     threaded: ClassVar[bool] = True
+    by_time: ClassVar[bool] = True
 
     def resolved(self) -> Suite:
         """The suite that these options ask for: this one, or another for another device."""
@@ -138,8 +140,12 @@ class Suite:
     def render(self, record: Record) -> RenderableType:
         """The record as text."""
         title = self.title(record)
-        shown = table.tables(record.rows, self.columns(record.rows))
-        return table.page(record, *([title, ""] if title else [""]), *shown)
+        shown = table.tables(record.rows, self.columns(record.rows), by_time=self.by_time)
+        return table.page(record, *([title, ""] if title else [""]), *shown, *self.ending(record))
+
+    def ending(self, record: Record) -> Iterable[RenderableType]:
+        """What stands below the tables."""
+        return ()
 
 
 def chosen(suite: Suite, plan: Plan) -> list[Implementation]:

@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 from lowbit.spec.operations.products import gemm
-from lowbit_lab.bench.core import table
 from lowbit_lab.bench.core.case import Case, StatedProblem
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.record import Record, Row
@@ -149,6 +148,5 @@ class Gemm(Suite):
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
         return list(summaries(rows))
 
-    def render(self, record: Record) -> RenderableType:
-        summed = [summary_table(record.summary), ""] if record.summary else []
-        return table.page(record, *table.tables(record.rows, self.columns(record.rows)), *summed)
+    def ending(self, record: Record) -> Sequence[RenderableType]:
+        return [summary_table(record.summary), ""] if record.summary else []

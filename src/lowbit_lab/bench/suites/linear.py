@@ -286,10 +286,8 @@ class Linear(Suite):
             *table.ratio_columns(rows, lambda name: name.removeprefix("lowbit ")),
         )
 
-    def render(self, record: Record) -> RenderableType:
-        shown = table.tables(record.rows, self.columns(record.rows))
-        summed = [_means(record.summary), ""] if record.summary else []
-        return table.page(record, self.title(record), "", *shown, *summed)
+    def ending(self, record: Record) -> Sequence[RenderableType]:
+        return [_means(record.summary), ""] if record.summary else []
 
 
 def _many(rows: Sequence[Row]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -223,9 +223,8 @@ class LanguageModels(Suite):
             *table.ratio_columns(rows),
         )
 
-    def render(self, record: Record) -> RenderableType:
-        shown = table.tables(record.rows, self.columns(record.rows))
-        return table.page(record, self.title(record), "", *shown, *table.best_lines(record))
+    def ending(self, record: Record) -> Iterable[RenderableType]:
+        return table.best_lines(record)
 
 
 def _texts(rows: Sequence[Row]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -208,9 +208,8 @@ class Networks(Suite):
             table.figure("file", "file_bytes", "{:.1f} MB", 1e-6),
         )
 
-    def render(self, record: Record) -> RenderableType:
-        shown = table.tables(record.rows, self.columns(record.rows))
-        return table.page(record, "", *shown, *table.best_lines(record))
+    def ending(self, record: Record) -> Iterable[RenderableType]:
+        return table.best_lines(record)
 
 
 def _speedup(row: Row) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from lowbit.registry.locks import cached_property
 from lowbit.spec import Case, Operation
 from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 from lowbit_lab.bench.core import case as cases
+from lowbit_lab.bench.core.context import physical_memory
 
 Array = NDArray[Any]
 
@@ -98,20 +98,13 @@ def product(shape: str, dtypes: str, work: str = "") -> MatmulCase:
     case = MatmulCase(find_gemm(dtypes).name, shape, dtypes, work, sizes)
     _ = case.stated  # which refuses sums that overflow
     elements = sum(sizes[x] * sizes[y] for x, y in ("MK", "KN", "MN"))
-    needed, memory = 2 * _REFERENCE_BYTES * elements, _physical_memory()
+    needed, memory = 2 * _REFERENCE_BYTES * elements, physical_memory()
     if needed > memory:
         raise ValueError(
             f"shape {shape!r} needs about {needed / 1e9:.0f} GB with its reference, and this "
             f"machine has {memory / 1e9:.0f} GB; give a smaller one"
         )
     return case
-
-
-def _physical_memory() -> float:
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):  # not every system tells
-        return float("inf")
 
 
 @dataclass(frozen=True, eq=False)
