@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from lowbit.spec import Array
-from lowbit_lab.backends.ahead import compiled, complaint
+from lowbit_lab.backends.ahead import Locations, compiled, complaint
 from lowbit_lab.backends.backend import Request, Variant
 from lowbit_lab.backends.kernel import KernelBackend, KernelSubject
 from lowbit_lab.backends.language import languages
@@ -39,7 +39,6 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas")
 _WARPS = 4
 _VALUE = re.compile(r"^\s*%([A-Za-z_]\w*?)(?:_\d+)? = .*?([\w.!<>*x]+) loc\((#\w+)\)\s*$")
 _SHAPE = re.compile(r"tensor<((?:\d+x)+)")
-_PLACE = re.compile(r'^(#\w+) = loc\("([^"]*)"(?::(\d+):\d+|\((#\w+)\))')
 
 
 @languages.register("Triton")
@@ -319,25 +318,12 @@ def _widest(ttir: str) -> int:
 
 def _types(ttir: str) -> tuple[Typed, ...]:
     """The variables of the text with their types, as Triton names values after them."""
-    places = {one[1]: one for row in ttir.splitlines() if (one := _PLACE.match(row))}
-
-    def line(name: str | None) -> int | None:
-        for _ in range(4):
-            place = places.get(name or "")
-            if place is None:
-                return None
-            if place[3]:
-                return int(place[3])
-            name = place[4]
-        return None
-
-    found: dict[str, Typed] = {}
+    locations, found = Locations(ttir), dict[str, Typed]()
     for row in ttir.splitlines():
         one = _VALUE.match(row)
-        place = places.get(one[3]) if one else None
-        # A location with a name is that of a variable.
-        if one is not None and place is not None and place[4]:
+        if one is not None and (name := locations.variable(one[3])):
             # The last value of a name is what the text's variable ends as.
             type_ = re.sub(r"!tt\.ptr<(\w+)>", r"\1", one[2]) if " tt.load " in row else one[2]
-            found[place[2]] = Typed(place[2], type_, line(one[3]))
+            place = locations.place(one[3])
+            found[name] = Typed(name, type_, place and place.line)
     return tuple(found.values())
