@@ -318,14 +318,11 @@ def _specification(name: str) -> tuple[str, list[str]]:
         used |= names
     lines: list[str] = []
     for one in imports:
-        names = sorted({alias.name for alias in one.names} & used, key=_import_order)
+        taken = {alias.name for alias in one.names} & used
+        names = sorted(taken, key=lambda name: (name.islower(), name))
         if names:
             lines.append(f"from {one.module} import {', '.join(names)}")
     return "\n\n\n".join(found[first] for first in sorted(found)), lines
-
-
-def _import_order(name: str) -> tuple[bool, str]:
-    return name.islower(), name
 
 
 def _listed(sizes: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from lowbit.report.text import format_seconds, new_table
 from lowbit_lab.bench.core.table import facts_table, format_known
 from lowbit_lab.trace import replay, roles
 from lowbit_lab.trace.operators import operators_table
-from lowbit_lab.trace.report import Frame, Limit, Loop, Trace
+from lowbit_lab.trace.report import Limit, Loop, Trace
 
 _OPERATORS = 12
 _LISTED = 40
@@ -88,7 +88,8 @@ def _chain(trace: Trace, whole: bool) -> Iterator[RenderableType]:
     for where, group in groupby(trace.chain, key=lambda frame: frame.named or frame.where):
         frames = list(group)
         if whole or where is True:
-            shown = [_frame(frame) for frame in frames if whole or frame.matters]
+            matter = (frame for frame in frames if whole or frame.matters)
+            shown = [f"{frame.function}  [{frame.where}]" for frame in matter]
         else:  # those without a name as one
             shown = [f"{len(frames)} without a name  [{where}]"]
         for line in shown:
@@ -97,10 +98,6 @@ def _chain(trace: Trace, whole: bool) -> Iterator[RenderableType]:
         left += len(frames) - len(shown)
     if left:
         yield Text(f"  ({left} frames that only hand the call on are left out; --whole shows all)")
-
-
-def _frame(frame: Frame) -> str:
-    return f"{frame.function}  [{frame.where}]"
 
 
 def _parts(trace: Trace) -> Table:

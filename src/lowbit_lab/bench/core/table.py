@@ -16,10 +16,6 @@ from lowbit_lab.bench.core.peak import PRODUCTS, Ceiling, share
 from lowbit_lab.bench.core.record import Record, Row, Spread, groups, standing, thread_text
 
 
-def _always(rows: Sequence[Row]) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Column:
     """A column: its heading, and the text of a row. when: whether a table of these rows has it."""
@@ -27,7 +23,7 @@ class Column:
     heading: str
     cell: Callable[[Row], str]
     right: bool = True
-    when: Callable[[Sequence[Row]], bool] = _always
+    when: Callable[[Sequence[Row]], bool] = lambda rows: True
 
 
 def table(
@@ -100,10 +96,6 @@ def figure(title: str, name: str, form: str, factor: float = 1) -> Column:
     return Column(title, cell, when=lambda rows: any(name in row.extra for row in rows))
 
 
-def _limited(rows: Sequence[Row]) -> bool:
-    return any(row.limit_share is not None for row in rows)
-
-
 def limit_share(row: Row) -> str:
     """How fast bytes are moved, as a share of a limit."""
     return "" if row.limit_share is None else format_known(share(row.limit_share.median))
@@ -128,7 +120,11 @@ GOPS = Column("GOP/s", lambda row: "" if row.kind == LIMIT else three_digits(row
 GBS = Column("GB/s", lambda row: three_digits(row.gbs))
 PEAK = Column("% of peak", peak_share)
 ERROR = Column("error", lambda row: "" if row.error is None else format_error(row.error))
-READ = Column("% of read rate", limit_share, when=_limited)
+READ = Column(
+    "% of read rate",
+    limit_share,
+    when=lambda rows: any(row.limit_share is not None for row in rows),
+)
 
 
 def page(record: Record, *parts: RenderableType) -> Group:

@@ -23,6 +23,7 @@ from lowbit.registry.extras import versions
 from lowbit_lab.bench.core.case import Case
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cuda import Graph, copies, in_rounds
+from lowbit_lab.bench.core.progress import Progress
 from lowbit_lab.bench.linear.layers import (
     FORMATS,
     GpuLinearProblem,
@@ -35,7 +36,6 @@ from lowbit_lab.bench.linear.layers import (
 Sizes = tuple[int, int, int]
 Job = tuple[str, int, int, str, Config]
 """A trial: format, rows of x, K, device and configuration."""
-Progress = Callable[[str, float], None]
 
 _GAIN = 1.03
 """An entry is at least so many times as fast as the rule; less is the noise of a run."""

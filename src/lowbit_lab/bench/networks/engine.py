@@ -44,7 +44,7 @@ class NetworkWork:
         return Path(self.folder, name)
 
     def arrays(self, name: str) -> Arrays:
-        """The arrays of a file that `save_arrays` wrote."""
+        """The arrays of a file of `numpy.savez`, in their order."""
         with np.load(self.file(name)) as held:
             return tuple(held[f"arr_{index}"] for index in range(len(held.files)))
 
@@ -138,8 +138,3 @@ def outputs(opened: Opened, inputs: Arrays, batch: int) -> Any:
 
 def _rows(arrays: Arrays, indices: Any) -> Arrays:
     return tuple(np.ascontiguousarray(one[indices]) for one in arrays)
-
-
-def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write arrays to a file that `NetworkWork.arrays` reads."""
-    np.savez(path, *arrays)

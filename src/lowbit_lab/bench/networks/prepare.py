@@ -29,7 +29,6 @@ from lowbit_lab.bench.networks.engine import (
     REFERENCE,
     STATIC,
     STATIC_ONNX,
-    save_arrays,
 )
 
 if TYPE_CHECKING:
@@ -80,8 +79,8 @@ def prepare(task: Preparation) -> Facts:
     arrays = model.example(task.samples + _CALIBRATED)
     inputs = tuple(one[: task.samples] for one in arrays)
     calibration = tuple(one[task.samples :] for one in arrays)
-    save_arrays(folder / INPUTS, inputs)
-    save_arrays(folder / CALIBRATION, calibration)
+    np.savez(folder / INPUTS, *inputs)
+    np.savez(folder / CALIBRATION, *calibration)
     built = model.build(task.weights, for_speed=True)
     missing: dict[str, str] = {}
     compute = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -281,31 +282,26 @@ def _vit_b16() -> list[NamedShape]:
     ]
 
 
+def _projections(counts: Iterable[int], layers: Mapping[str, tuple[int, int]]) -> list[NamedShape]:
+    """Layers in x out, each for so many tokens."""
+    return [
+        NamedShape(f"{name}, {tokens} token{'s' if tokens > 1 else ''}", tokens, *sizes)
+        for tokens in counts
+        for name, sizes in layers.items()
+    ]
+
+
 def _minilm() -> list[NamedShape]:
     """A layer of the sentence encoder all-MiniLM-L6-v2 (width 384), for one sentence of 20 tokens
     and for a batch of 32."""
-    return [
-        NamedShape(f"{name}, {tokens} tokens", tokens, k, n)
-        for tokens in (20, 640)
-        for name, k, n in (
-            ("attention", 384, 384),
-            ("intermediate", 384, 1536),
-            ("output", 1536, 384),
-        )
-    ]
+    layers = {"attention": (384, 384), "intermediate": (384, 1536), "output": (1536, 384)}
+    return _projections((20, 640), layers)
 
 
 def _llm() -> list[NamedShape]:
     """The projections of a decoder of 8 billion parameters (width 4096, feed-forward 14336)."""
-    return [
-        NamedShape(f"{name}, {tokens} token{'s' if tokens > 1 else ''}", tokens, k, n)
-        for tokens in (1, 16, 128, 512)
-        for name, k, n in (
-            ("attention", 4096, 4096),
-            ("up", 4096, 14336),
-            ("down", 14336, 4096),
-        )
-    ]
+    layers = {"attention": (4096, 4096), "up": (4096, 14336), "down": (14336, 4096)}
+    return _projections((1, 16, 128, 512), layers)
 
 
 def _square() -> list[NamedShape]:
