@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lowbit_lab.backends.host import interpreter
+    from lowbit_lab.checks.result import CheckResult
     from lowbit_lab.checks.run import check, check_file
     from lowbit_lab.languages.lowbit import CpuKernel
-    from lowbit_lab.report import CheckResult, Finding
     from lowbit_lab.run.bind import Packed, Scratch
+    from lowbit_lab.run.findings import Finding
     from lowbit_lab.run.trace import Access
     from lowbit_lab.views.run import View, view
     from lowbit_lab.views.trace import Trace, trace_kernel
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 # Loaded when first used: a benchmark does without the checker, and most without PyTorch and LLVM.
 _HOMES = {
     "Access": "run.trace",
-    "CheckResult": "report",
+    "CheckResult": "checks.result",
     "CpuKernel": "languages.lowbit",
-    "Finding": "report",
+    "Finding": "run.findings",
     "Packed": "run.bind",
     "Scratch": "run.bind",
     "Trace": "views.trace",

@@ -12,7 +12,7 @@ from tests.test_cli import error_line, run_lowbit
 
 from lowbit_lab.bench import Limits, Plan, run
 from lowbit_lab.bench.core.case import find, implementations_of
-from lowbit_lab.bench.suites.gemm import DTYPES, SETS, Gemm, Problem
+from lowbit_lab.bench.suites.gemm import DTYPES, SETS, Gemm, GemmProblem
 from lowbit_lab.bench.suites.matmul.problem import parse_shape
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 QUICK = Limits(noise=0.5, seconds=0.02, least_rounds=3)
 
 
-def problem(dtypes: str = DTYPES[0], transposed: bool = False) -> Problem:
+def problem(dtypes: str = DTYPES[0], transposed: bool = False) -> GemmProblem:
     shape = "5x70:70x21"
     suite = Gemm(shapes=(shape,), dtype=(dtypes,), transposed=transposed)
     return suite.make(suite.cases()[0], 7)

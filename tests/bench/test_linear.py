@@ -22,7 +22,7 @@ from lowbit_lab.bench.core.cpu import PlainRead
 from lowbit_lab.bench.core.record import COLD, Row, Spread
 from lowbit_lab.bench.core.remote import RemoteError
 from lowbit_lab.bench.peers import own_linear
-from lowbit_lab.bench.suites.linear import ACTIVATIONS, Layer, Linear, Task, means
+from lowbit_lab.bench.suites.linear import ACTIVATIONS, Linear, LinearCase, LinearProblem, means
 
 pytestmark = pytest.mark.slow
 
@@ -51,11 +51,11 @@ def text_of(record: Record) -> str:
     return captured.get()
 
 
-def layer(m: int, k: int, n: int, group_size: int, zero_points: bool = False) -> Layer:
+def layer(m: int, k: int, n: int, group_size: int, zero_points: bool = False) -> LinearCase:
     sizes = {"M": m, "N": n, "K": k}
     name = f"{m}x{k}:{k}x{n}"
     options = {"group_size": group_size, "zero_points": zero_points}
-    return Layer("linear", name, sizes=sizes, **options)
+    return LinearCase("linear", name, sizes=sizes, **options)
 
 
 @pytest.mark.parametrize("zero_points", [False, True])
@@ -64,7 +64,7 @@ def test_the_right_answer_is_that_of_the_dequantized_weight(
     group_size: int, zero_points: bool
 ) -> None:
     shape = layer(3, 48, 5, group_size, zero_points)
-    task = Task.make(shape, 7)
+    task = LinearProblem.make(shape, 7)
     wanted = np.zeros((3, 5))
     for k in range(48):
         group = k // (group_size or 48)
@@ -74,7 +74,7 @@ def test_the_right_answer_is_that_of_the_dequantized_weight(
     np.testing.assert_allclose(task.x.astype(float) @ task.weight.astype(float), wanted, atol=1e-5)
     assert not (task.x.view(np.uint32) & 0xFFFF).any()  # what bfloat16 holds
     assert task.zero.min() == 8 or zero_points
-    np.testing.assert_array_equal(Task.make(shape, 7).values, task.values)
+    np.testing.assert_array_equal(LinearProblem.make(shape, 7).values, task.values)
     assert task.error(wanted + 0.5 * np.abs(wanted).max()) == pytest.approx(0.5)
     other = "the result has the shape (5, 3); expected (3, 5)"
     assert task.wrong(find("linear", "lowbit W8A8"), wanted.T) == other
@@ -85,7 +85,7 @@ def test_the_right_answer_is_that_of_the_dequantized_weight(
 def test_everybody_is_right_and_so_is_a_copy(
     k: int, n: int, group_size: int, zero_points: bool
 ) -> None:
-    task = Task.make(layer(5, k, n, group_size, zero_points), 1)
+    task = LinearProblem.make(layer(5, k, n, group_size, zero_points), 1)
     right = set()
     for one in Linear().implementations():
         if one.available(task.case) is not None or one.name == READ:
@@ -106,7 +106,7 @@ def test_everybody_is_right_and_so_is_a_copy(
 
 
 def test_a_copy_of_a_packed_weight_shares_nothing() -> None:
-    task = Task.make(layer(1, 64, 33, 32, zero_points=True))
+    task = LinearProblem.make(layer(1, 64, 33, 32, zero_points=True))
     ready = find("linear", "lowbit W4A32").prepare(task, 1)
     first, second = (call.args[1] for call in (ready.call, ready.again()))  # type: ignore[attr-defined]
     assert first.nbytes == second.nbytes
@@ -117,7 +117,7 @@ def test_a_copy_of_a_packed_weight_shares_nothing() -> None:
 
 @pytest.mark.parametrize("activations", list(ACTIVATIONS))
 def test_the_budget_is_for_the_chosen_columns_and_tells_a_wrong_one(activations: str) -> None:
-    task = Task.make(layer(2, 64, 300, 32))
+    task = LinearProblem.make(layer(2, 64, 300, 32))
     expected = task.expected(activations)
     assert len(task.columns) == 128
     assert {0, 299} <= set(task.columns)
@@ -220,7 +220,7 @@ class Fake(Implementation):
     def note(self, case: Any) -> str:
         return "made up"
 
-    def prepare(self, problem: Task, threads: int) -> Ready:
+    def prepare(self, problem: LinearProblem, threads: int) -> Ready:
         call = partial(np.matmul, problem.x, problem.weight)
         return Ready(call, nbytes=problem.weight.nbytes, again=lambda: call)
 
@@ -276,7 +276,7 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
         def answer(self, seconds: float) -> None:
             pass
 
-        def ask(self, case: Layer, seconds: float) -> str | None:
+        def ask(self, case: LinearCase, seconds: float) -> str | None:
             asked[-1].append((case.sizes["M"], case.sizes["N"]))
             said = next(self.answers)
             if said is not None and said.startswith("!"):

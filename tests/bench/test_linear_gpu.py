@@ -26,7 +26,7 @@ from lowbit_lab.bench.core import cuda  # noqa: E402
 from lowbit_lab.bench.core.case import OURS  # noqa: E402
 from lowbit_lab.bench.core.clock import Samples  # noqa: E402
 from lowbit_lab.bench.core.peak import Ceiling  # noqa: E402
-from lowbit_lab.bench.linear.layers import FORMATS, GpuTask, parse  # noqa: E402
+from lowbit_lab.bench.linear.layers import FORMATS, GpuLinearProblem, parse  # noqa: E402
 from lowbit_lab.bench.linear.suite import LinearOnGpu, of_limit, ratios_page  # noqa: E402
 from lowbit_lab.bench.peers import linear_gpu  # noqa: E402
 from lowbit_lab.bench.suites.linear import Linear  # noqa: E402
@@ -74,7 +74,7 @@ def record() -> Record:
     with pytest.MonkeyPatch.context() as patch:
         clock = Fake("")
         patch.setattr(LinearOnGpu, "clock", lambda self: clock)
-        patch.setattr(linear_gpu.Lowbit, "runs_on", lambda self, case: "a kernel")
+        patch.setattr(linear_gpu.LowbitGpuLinear, "runs_on", lambda self, case: "a kernel")
         suite = LinearOnGpu("cpu", SHAPES, tuple(FORMATS), "/nowhere.so")
         made = run(suite, Plan(cold=True, limits=suite.limits))
         assert clock.copied > 0
@@ -159,7 +159,7 @@ def test_the_page_holds_the_tables_of_records(name: str) -> None:
 
 
 def test_4_bit_words_of_other_libraries() -> None:
-    task = GpuTask.make(parse(["w4a16"], SHAPES)[0], 0, torch.device("cpu"))
+    task = GpuLinearProblem.make(parse(["w4a16"], SHAPES)[0], 0, torch.device("cpu"))
     words = linear_gpu.Machete("").words(task)
     assert words.shape == (256 // 8, 384)
     held = torch.stack([words >> 4 * i & 15 for i in range(8)], 1).reshape(256, 384)
@@ -191,7 +191,7 @@ def test_what_a_library_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     given = Operators()
     monkeypatch.setattr(linear_gpu, "_loaded", lambda path: given)
     for one, format in ((linear_gpu.Machete("x"), "w4a16"), (linear_gpu.Cutlass("x"), "int8")):
-        task = GpuTask.make(parse([format], SHAPES)[1], 0, torch.device("cpu"))
+        task = GpuLinearProblem.make(parse([format], SHAPES)[1], 0, torch.device("cpu"))
         result = one.prepare(task, 1).call()
         assert task.error(result) < 0.01
     monkeypatch.undo()

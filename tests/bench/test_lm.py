@@ -23,7 +23,7 @@ from lowbit_lab.bench.core import cpu  # noqa: E402
 from lowbit_lab.bench.core.case import Implementation, find  # noqa: E402
 from lowbit_lab.bench.core.clock import Limits, RemoteCall, interleave  # noqa: E402
 from lowbit_lab.bench.lm import contender, shapes  # noqa: E402
-from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, memory  # noqa: E402
+from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, ModelWork, memory  # noqa: E402
 from lowbit_lab.bench.suites import lm  # noqa: E402
 
 SHAPE = shapes.Shape(layers=2, width=64, heads=4, key_heads=2, hidden=96, vocabulary=160)
@@ -39,12 +39,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def work(path: Path, operation: str = TEXT, sequences: int = 2) -> Work:
+def work(path: Path, operation: str = TEXT, sequences: int = 2) -> ModelWork:
     tokens = np.random.default_rng(1).integers(0, SHAPE.vocabulary, (sequences, 9)).tolist()
-    return Work(operation, str(path), tokens, 5, 1)
+    return ModelWork(operation, str(path), tokens, 5, 1)
 
 
-def loaded(name: str, task: Work) -> Any:
+def loaded(name: str, task: ModelWork) -> Any:
     contender = find("lm", name)
     assert isinstance(contender, Contender)
     if reason := contender.available(None):
@@ -124,7 +124,7 @@ def test_four_bits_of_torchao(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", [PROMPT, TEXT])
 def test_openvino_is_timed(operation: str) -> None:
-    task = Work(operation, str(smollm2()), [[1, 2, 3, 4], [5, 6, 7, 8]], 4, 1)
+    task = ModelWork(operation, str(smollm2()), [[1, 2, 3, 4], [5, 6, 7, 8]], 4, 1)
     model = loaded("OpenVINO GenAI", task)
     assert model.seconds() > 0
     assert model.perplexity() is None

@@ -26,11 +26,11 @@ from lowbit_lab.bench.core.record import COLD, Absent, Spread
 from lowbit_lab.bench.core.suite import suites
 from lowbit_lab.bench.core.table import format_error, format_ratio, format_spread
 from lowbit_lab.bench.peers.numpy_float import NumpyFloat
-from lowbit_lab.bench.peers.own import Lowbit, packed_weight
+from lowbit_lab.bench.peers.own import LowbitMatmul, packed_weight
 from lowbit_lab.bench.suites.matmul import Matmul
 from lowbit_lab.bench.suites.matmul.problem import (
     SIGNATURES,
-    Problem,
+    MatmulProblem,
     product,
 )
 from lowbit_lab.explain.product import prepared_of
@@ -48,7 +48,7 @@ class Crashing(NumpyFloat):
     name = "crashing"
     isolated = True
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         import os
         import signal
 
@@ -61,7 +61,7 @@ class Failing(NumpyFloat):
     name = "failing"
     isolated = True
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         if problem.case.sizes["M"] == 1:
             return super().prepare(problem, threads)
         raise RuntimeError("no such engine")
@@ -88,13 +88,13 @@ def test_onednn_names_its_kernel() -> None:
     assert match["shape"] == "8x96:96x64"
 
 
-def small_weights(problem: Problem) -> Problem:
+def small_weights(problem: MatmulProblem) -> MatmulProblem:
     """The problem with weights of a quarter of the range: on a machine without VNNI some peers
     add pairs of products in 16 bits, and those must not saturate if wiring is to be tested."""
     inputs = {**problem.inputs, "b": problem.inputs["b"] // 4}
     if problem.quantizes:  # as for a fourth of the weights
         inputs["out_scale"] = inputs["out_scale"] / np.float32(4)
-    return Problem(problem.case, inputs)
+    return MatmulProblem(problem.case, inputs)
 
 
 @pytest.mark.parametrize("one", implementations_of("matmul"), ids=lambda one: one.name)
@@ -108,7 +108,7 @@ def test_every_implementation_multiplies(one: Implementation) -> None:
                     for signature in SIGNATURES}  # fmt: skip
     for signature, case in cases.items():
         if reasons[signature] is None:
-            problem = small_weights(Problem.make(case))
+            problem = small_weights(MatmulProblem.make(case))
             prepared = one.prepare(problem, threads=1)
             result = prepared.read(prepared.call())
             assert result.shape == (9, 33)
@@ -125,7 +125,7 @@ def test_names_are_unique_and_looked_up() -> None:
     with pytest.raises(ValueError, match="no implementation is called 'matmul: no such library'"):
         find("matmul", "no such library")
     with pytest.raises(ValueError, match="there is a implementation called 'matmul: lowbit'"):
-        cases.implementation("matmul")(Lowbit)
+        cases.implementation("matmul")(LowbitMatmul)
     with pytest.raises(ValueError, match=r"no suite is called 'nothing'; known: .*matmul"):
         suites.get("nothing")
 
@@ -178,7 +178,7 @@ def test_record_holds_rows_and_context(record: Record) -> None:
     assert numpy.best_peer
     assert numpy.speedup() == numpy.ratios["lowbit"]
     assert ours.operations == 2 * 9 * 70 * 33
-    problem = Problem.make(product(SHAPE, "u8:s8:s32"))
+    problem = MatmulProblem.make(product(SHAPE, "u8:s8:s32"))
     plan = prepared_of(problem, packed_weight(problem), 1).plan
     assert plan is not None
     assert ours.runs_on == plan.isa.name
@@ -317,7 +317,7 @@ def test_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_peer_whose_sums_are_cut_off_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = NumpyFloat.prepare
 
-    def saturating(self: NumpyFloat, problem: Problem, threads: int) -> Ready:
+    def saturating(self: NumpyFloat, problem: MatmulProblem, threads: int) -> Ready:
         ready, most = honest(self, problem, threads), 0.9 * np.abs(problem.ideal).max()
         return replace(ready, read=lambda made: np.clip(ready.read(made), -most, most))
 

@@ -26,8 +26,8 @@ from lowbit_lab.bench.core.case import find  # noqa: E402
 from lowbit_lab.bench.core.clock import Limits  # noqa: E402
 from lowbit_lab.bench.core.stamps import outside_kernels  # noqa: E402
 from lowbit_lab.bench.networks import engine  # noqa: E402
-from lowbit_lab.bench.networks.engine import FLOAT, MEASURE, REFERENCE, STATIC, Engine, Work  # noqa: E402
-from lowbit_lab.bench.networks.prepare import Facts, Task, prepare  # noqa: E402
+from lowbit_lab.bench.networks.engine import FLOAT, MEASURE, REFERENCE, STATIC, Engine, NetworkWork  # noqa: E402
+from lowbit_lab.bench.networks.prepare import Facts, Preparation, prepare  # noqa: E402
 from lowbit_lab.bench.suites import networks  # noqa: E402
 
 
@@ -70,7 +70,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Facts]:
     folder = tmp_path_factory.mktemp("tiny")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "get", lambda name: Tiny())
-        return folder, prepare(Task("tiny", None, str(folder), 5, (FLOAT, STATIC)))
+        return folder, prepare(Preparation("tiny", None, str(folder), 5, (FLOAT, STATIC)))
 
 
 def test_multiply_adds_of_each_kind() -> None:
@@ -93,7 +93,7 @@ def test_engines_run_what_was_prepared(prepared: tuple[Path, Facts]) -> None:
     assert facts.multiply_adds == 16 * 25 * 27 + 160
     ideal = np.load(folder / REFERENCE)
     assert ideal.shape == (5, 10)
-    work = Work("tiny", None, str(folder), 2, 1)
+    work = NetworkWork("tiny", None, str(folder), 2, 1)
     errors = {}
     for name in ("lowbit int8", "lowbit fp32", "torch fp32"):
         made = engine.outputs(_engine(name).open(work), work.arrays("inputs.npz"), 2)
@@ -121,7 +121,7 @@ class Near(RemoteHere):
         return {} if question == (MEASURE,) else super().ask(question, seconds)
 
 
-def _prepared_here(function: Any, task: Task, seconds: float) -> Facts:
+def _prepared_here(function: Any, task: Preparation, seconds: float) -> Facts:
     facts = prepare(replace(task, files=(FLOAT, STATIC)))
     missing = {"float.onnx": "RuntimeError: no exporter"}
     return Facts(facts.multiply_adds, 0.1, 4, missing)
@@ -228,9 +228,9 @@ def test_a_model_that_comes_as_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(InFile, "path", tmp_path / "small.onnx")
     monkeypatch.setattr(models, "get", lambda name: InFile())
     (tmp_path / "out").mkdir()
-    facts = prepare(Task("small", None, str(tmp_path / "out"), 3, (FLOAT, STATIC)))
+    facts = prepare(Preparation("small", None, str(tmp_path / "out"), 3, (FLOAT, STATIC)))
     assert facts == Facts(32, 1.0, 128)
     (x,) = InFile().example(3)
     assert np.allclose(np.load(tmp_path / "out" / REFERENCE), x @ weight, atol=1e-5)
     with pytest.raises(ValueError, match="small comes as an ONNX file"):
-        _engine("torch fp32").open(Work("small", None, str(tmp_path / "out"), 1, 1))
+        _engine("torch fp32").open(NetworkWork("small", None, str(tmp_path / "out"), 1, 1))

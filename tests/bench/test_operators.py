@@ -29,7 +29,7 @@ from lowbit_lab.bench.core.clock import Samples  # noqa: E402
 from lowbit_lab.bench.operators.registry import (  # noqa: E402
     Operator,
     OperatorCase,
-    Work,
+    OperatorProblem,
     case,
     chosen,
     operation,
@@ -40,7 +40,7 @@ from lowbit_lab.bench.suites.operators import Operators  # noqa: E402
 ROWS = ["softmax", "softmax_backward", "row_sum", "rms_norm", "layer_norm", "layer_norm_backward"]
 
 
-def never(case: OperatorCase, generator: Generator) -> Work:
+def never(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """A maker that nothing should call."""
     raise AssertionError(f"{case} was made")
 
@@ -129,7 +129,7 @@ def test_relative_error() -> None:
     reference = torch.tensor([1.0, -4.0], dtype=torch.float64)
 
     def error(got: Tensor, wanted: Tensor = reference) -> float:
-        return Work(small_case(""), {}, lambda: wanted, (), {}).error(got)
+        return OperatorProblem(small_case(""), {}, lambda: wanted, (), {}).error(got)
 
     assert error(torch.tensor([1.5, -4.0])) == 0.125
     assert math.isinf(error(torch.tensor([1.0])))
@@ -166,11 +166,11 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
     def fail() -> Tensor:
         raise RuntimeError("not here\nsecond line")
 
-    def make(one: OperatorCase, generator: Generator) -> Work:
+    def make(one: OperatorCase, generator: Generator) -> OperatorProblem:
         x = torch.ones(one.sizes["n"])
         spec = chosen(row_sum, one)
         calls = {"lowbit": lambda: x, "slow": lambda: x * 1.5, "nan": lambda: x / 0 * 0}
-        return Work(one, {**calls, "fails": fail}, x.double, (spec,), {"N": 1, "T": 199})
+        return OperatorProblem(one, {**calls, "fails": fail}, x.double, (spec,), {"N": 1, "T": 199})
 
     some = Operator((replace(case({"n": 5}, "float32"), operation="some"),), True, make)
     monkeypatch.setitem(operators.load(), "some", some)

@@ -9,7 +9,7 @@ from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scale
 from lowbit_lab.bench.core.case import find
 from lowbit_lab.bench.suites.matmul.problem import (
     SIGNATURES,
-    Problem,
+    MatmulProblem,
     find_gemm,
     parse_shape,
     product,
@@ -56,7 +56,7 @@ def test_too_large_is_told() -> None:
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)
 def test_float_version_stands_for_the_same_numbers(dtypes: str) -> None:
-    problem = Problem.make(product("6x40:40x9", dtypes), seed=2)
+    problem = MatmulProblem.make(product("6x40:40x9", dtypes), seed=2)
     result = problem.a_float.astype(np.float64) @ problem.b_float.astype(np.float64)
     assert problem.error(problem.from_real(result)) < 1e-6
     assert problem.a_float.dtype == problem.b_float.dtype == np.float32
@@ -65,7 +65,7 @@ def test_float_version_stands_for_the_same_numbers(dtypes: str) -> None:
 @pytest.mark.parametrize("name", ["numpy fp32", "torch fp32", "torch _int_mm"])
 def test_weights_are_elsewhere_each_time(name: str) -> None:
     """Also of those that pack nothing: cold weights are copies that others do not read."""
-    one, problem = find("matmul", name), Problem.make(product("6x40:40x9", "u8:s8:s32"))
+    one, problem = find("matmul", name), MatmulProblem.make(product("6x40:40x9", "u8:s8:s32"))
     if (reason := one.available(problem.case)) is not None:
         pytest.skip(reason)
     first, second = (np.asarray(one.prepare(problem, 1).call.args[1]) for _ in range(2))  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ def test_weights_are_elsewhere_each_time(name: str) -> None:
 
 
 def test_error_is_a_share_of_the_largest_element() -> None:
-    problem = Problem.make(product("6x40:40x9", "u8:s8:s32"))
+    problem = MatmulProblem.make(product("6x40:40x9", "u8:s8:s32"))
     ideal = problem.ideal
     assert problem.error(ideal) == 0
     off = ideal.astype(np.float64)

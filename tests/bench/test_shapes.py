@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lowbit_lab.bench.suites.matmul import Matmul
-from lowbit_lab.bench.suites.matmul.problem import RANDOM, SHAPES, Work, product, works_of
+from lowbit_lab.bench.suites.matmul.problem import RANDOM, SHAPES, NamedShape, product, works_of
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -62,7 +62,7 @@ def test_random_shapes_follow_from_the_seed() -> None:
 
 
 def test_random_shapes_are_log_uniform_within_their_bounds() -> None:
-    def halves(works: tuple[Work, ...], size: str) -> float:
+    def halves(works: tuple[NamedShape, ...], size: str) -> float:
         """The share below 128 = sqrt(16384)."""
         return sum(getattr(work, size) < 128 for work in works) / len(works)
 

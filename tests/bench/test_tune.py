@@ -48,7 +48,7 @@ def _case(format: str, sizes: tuple[int, int, int]) -> Case:
 def test_layers_are_right_and_wrong_results_are_found(
     format: str, sizes: tuple[int, int, int]
 ) -> None:
-    task = layers.GpuTask.make(_case(format, sizes), 0, CPU)
+    task = layers.GpuLinearProblem.make(_case(format, sizes), 0, CPU)
     z = layers.multiplied(task, *layers.copied(layers.packed(task)))
     assert task.wrong(None, z) is None
     assert 0 < task.error(z) < 0.01

@@ -32,7 +32,7 @@ def _instructions(text: str) -> list[str]:
 def test_lines_do_not_change_the_code(name: str) -> None:
     if isa.named(name).is_foreign:
         pytest.skip("another architecture's")
-    asked = product_kernels()[name].kernel
+    asked = product_kernels()[name].variant.kernel
     static = asked.static(SIZES)
     lined = compiler.assembly(lined_ir(asked.kernel, isa.named(name), **static), isa.named(name))
     assert _instructions(lined) == _instructions(asked.kernel.assembly(isa.named(name), **static))

@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from lowbit.spec import operation
 from lowbit.spec.rounding import to_24_bits, to_tf32
 from lowbit_lab import check
-from lowbit_lab.backends.backend import Request
+from lowbit_lab.backends.backend import Request, Variant
 from lowbit_lab.backends.language import bound
 
 # Triton's own annotations do not know what a kernel's pointers are.
@@ -63,7 +63,7 @@ def wraps_on_purpose(x_ptr, z_ptr, N, B: tl.constexpr):
 
 
 def refusals(kernel: Any, spec: Any, grid: Any, **given: Any) -> Any:
-    subject = bound(Request(kernel, spec, grid, given=given))
+    subject = bound(Request(Variant(kernel, grid=grid, constants=given), spec))
     return subject.refusals(subject.cases()[0][0])
 
 

@@ -18,7 +18,7 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.spec import from_function
 from lowbit_lab import CpuKernel, check, check_file, trace_kernel
-from lowbit_lab.report import CheckResult
+from lowbit_lab.checks.result import CheckResult
 from lowbit_lab.run.bind import Parameter, TensorArgument, bind
 
 pytestmark = pytest.mark.slow

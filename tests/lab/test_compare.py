@@ -12,19 +12,20 @@ import pytest
 
 pytest.importorskip("jaxtyping")
 
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import language_of
+from lowbit_lab.backends.source import read
 from lowbit_lab.compare import assembly, cuda_c, sass
 from lowbit_lab.compare.built import Built
 from lowbit_lab.compare.code import mix
 from lowbit_lab.compare.faults import occupancy, of_ptx
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.ptx.block import NotInterpretedError
 from lowbit_lab.compare.ptx.execute import Launch, Trace, costs, repeats
 from lowbit_lab.compare.ptx.memory import Memory, OutsideError, packed_parameters
 from lowbit_lab.compare.ptx.parse import parse
 from lowbit_lab.compare.run import compare
 from lowbit_lab.compare.toolchain import MissingToolError, compile_cuda_c, library
-from lowbit_lab.source import read
 
 FAULTS = Path(__file__).parent / "compared" / "faults.py"
 

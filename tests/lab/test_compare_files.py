@@ -12,10 +12,10 @@ pytest.importorskip("jaxtyping")
 
 from lowbit.registry.conflicts import conflict
 from lowbit_lab import check_file
+from lowbit_lab.backends.source import read, request_of_file
 from lowbit_lab.compare.problem import Baseline, Problem, bare_lines
 from lowbit_lab.compare.run import Result, compare
 from lowbit_lab.compare.text import render
-from lowbit_lab.source import read, request_of_file
 
 HEAD = """
 import numpy as np

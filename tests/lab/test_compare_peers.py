@@ -11,13 +11,14 @@ from rich.console import Console
 pytest.importorskip("jaxtyping")
 pytest.importorskip("numba")
 
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import language_of
+from lowbit_lab.backends.source import read
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.compare.built import Built
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.run import Result, compare
 from lowbit_lab.compare.text import render
-from lowbit_lab.source import read
 
 FILE = """
 import os

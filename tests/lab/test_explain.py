@@ -15,8 +15,8 @@ from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.product import dispatch, requests
 from lowbit.product.prepared import Prepared
 from lowbit_lab.bench.core import peak
-from lowbit_lab.bench.peers.own import Lowbit, packed_weight
-from lowbit_lab.bench.suites.matmul.problem import SIGNATURES, Problem
+from lowbit_lab.bench.peers.own import LowbitMatmul, packed_weight
+from lowbit_lab.bench.suites.matmul.problem import SIGNATURES, MatmulProblem
 from lowbit_lab.bench.suites.matmul.problem import product as product_case
 from lowbit_lab.explain import product as explain
 from lowbit_lab.explain.product import Explanation, explain_gemm, prepared_of, render
@@ -24,7 +24,7 @@ from lowbit_lab.explain.product import Explanation, explain_gemm, prepared_of, r
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)
 def test_the_product_is_the_one_that_runs(dtypes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem.make(product_case("9x70:70x33", dtypes), seed=3)
+    problem = MatmulProblem.make(product_case("9x70:70x33", dtypes), seed=3)
     ran: list[Prepared] = []
     run = Prepared.run
 
@@ -34,7 +34,7 @@ def test_the_product_is_the_one_that_runs(dtypes: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Prepared, "run", remembered)
     count = max_threads() + 1  # a number that is asked for is not lowered
-    Lowbit().prepare(problem, count).call()
+    LowbitMatmul().prepare(problem, count).call()
     assert ran == [prepared_of(problem, packed_weight(problem), count)]
 
 
@@ -50,7 +50,7 @@ def found() -> Explanation:
 
 def test_it_tells_what_dispatch_chose(found: Explanation) -> None:
     # As dispatch is asked, with what is known of the weights where that can matter.
-    weight = packed_weight(Problem.make(product_case("70x100:100x72", "u8:s8:f32")))
+    weight = packed_weight(MatmulProblem.make(product_case("70x100:100x72", "u8:s8:f32")))
     form = requests.panel_format(weight, isa.active().name)
     query = KernelQuery(70, 72, 100, form.largest_pair, split=form.split)
     seen = dispatch.consider(isa.active(), query)
@@ -110,7 +110,7 @@ def test_the_level_is_the_nearest_that_holds_everything(monkeypatch: pytest.Monk
 
 
 def test_chunks_are_rounded_up_one_by_one() -> None:
-    problem = Problem.make(product_case("1x64:64x16", "f32:s8:f32"))
+    problem = MatmulProblem.make(product_case("1x64:64x16", "f32:s8:f32"))
     product = prepared_of(problem, packed_weight(problem), 1).request
     product = product._replace(m=5000, b=product.b._replace(k=8192))
     plan = dispatch.plan(product)

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from lowbit.spec import Operation
 from lowbit_lab import check
-from lowbit_lab.source import load
+from lowbit_lab.backends.source import load
 
 pytestmark = pytest.mark.slow
 

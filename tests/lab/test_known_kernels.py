@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lowbit_lab import check
+from lowbit_lab.backends.source import load
 from lowbit_lab.languages.triton import TritonKernel
-from lowbit_lab.source import load
 
 pytestmark = pytest.mark.slow
 

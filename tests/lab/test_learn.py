@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,10 @@ from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.spec import Operation
 from lowbit.spec.exercises import exercises
 from lowbit_lab import check_file
+from lowbit_lab.backends.source import load, request_of_file
 from lowbit_lab.checks.cases import check_request
 from lowbit_lab.exercises.course import Exercise, course, find
 from lowbit_lab.exercises.learn import Progress, Standing, folder, starter, teaching
-from lowbit_lab.source import load, request_of_file
 
 pytestmark = pytest.mark.slow
 
@@ -102,9 +101,9 @@ def test_the_file_with_the_teaching_kernel_in_it_is_right(
     solve(exercise, path)
     request = request_of_file(path)
     # A fixed grid, so that only the exercise's sizes are tried: test_check_triton.py tries all.
-    assert callable(request.grid)
-    grid = request.grid(_sizes_of_exercise(exercise.operation))
-    result = check_request(replace(request, grid=grid), "cpu")
+    assert callable(request.variant.grid)
+    grid = request.variant.grid(_sizes_of_exercise(exercise.operation))
+    result = check_request(request.launched(grid=grid), "cpu")
     assert result.ok, str(result)
     assert result.cases >= 5
 

@@ -9,11 +9,11 @@ import pytest
 
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit_lab import trace_kernel
+from lowbit_lab.backends.source import load
 from lowbit_lab.exercises.course import Exercise, course
 from lowbit_lab.exercises.learn import teaching
 from lowbit_lab.languages.triton import TritonKernel
-from lowbit_lab.report import TITLES
-from lowbit_lab.source import load
+from lowbit_lab.run.findings import TITLES
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / "docs" / "learn"

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lowbit.cli import app
+from lowbit_lab.backends.source import load
 from lowbit_lab.exercises.course import course, find
 from lowbit_lab.exercises.learn import Progress, teaching
 from lowbit_lab.exercises.notebook import check_exercise, notebook, write_notebooks
-from lowbit_lab.source import load
 
 nbformat = pytest.importorskip("nbformat")
 pytestmark = pytest.mark.slow

@@ -47,7 +47,7 @@ def _row(shape: str, name: str, seconds: float, **changes: Any) -> Row:
 
 
 def _drawn(rows: list[Row], **context: Any) -> list[str]:
-    charts = pytest.importorskip("lowbit_lab.charts")
+    charts = pytest.importorskip("lowbit_lab.bench.core.charts")
     pytest.importorskip("vl_convert")
     ceilings = (Ceiling("some", 1, "dot", 500.0, 500.0, {"dot": 500.0}, LEVELS),)
     record = Record("matmul", {**CONTEXT, **context}, tuple(rows), ceilings=ceilings)

@@ -18,6 +18,9 @@ pytest.importorskip("rich")
 from lowbit.graph import NodeTime, Session, save
 from lowbit_lab.bench.core import peak
 from lowbit_lab.bench.core.peak import Ceiling
+from lowbit_lab.cli import load
+
+load()  # by whatever else is run
 
 
 @pytest.fixture(autouse=True)

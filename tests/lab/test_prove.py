@@ -24,12 +24,12 @@ from lowbit.spec.exercises import add_constant_blocks  # noqa: E402
 from lowbit_lab import check, watch  # noqa: E402
 from lowbit_lab.backends.backend import Request  # noqa: E402
 from lowbit_lab.backends.language import bound  # noqa: E402
+from lowbit_lab.backends.source import load, request_named  # noqa: E402
 from lowbit_lab.checks import cases  # noqa: E402
 from lowbit_lab.prove.bounds import Extent  # noqa: E402
 from lowbit_lab.prove.launches import _as_it_is, bounds_of_sizes, in_words  # noqa: E402
 from lowbit_lab.prove.ttir import NotProvedError  # noqa: E402
 from lowbit_lab.run.bind import TensorArgument  # noqa: E402
-from lowbit_lab.source import load, request_named  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,8 @@ from lowbit.spec import from_function  # noqa: E402
 from lowbit.spec.free_sizes import extents, named  # noqa: E402
 from lowbit_lab import check, check_file  # noqa: E402
 from lowbit_lab.backends.language import bound  # noqa: E402
+from lowbit_lab.backends.source import request_of_file  # noqa: E402
 from lowbit_lab.checks.cases import check_request  # noqa: E402
-from lowbit_lab.source import request_of_file  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from torch import Tensor  # noqa: E402
 
 from lowbit.spec import from_function, operation  # noqa: E402
 from lowbit_lab import CheckResult, Scratch, check  # noqa: E402
-from lowbit_lab.backends.backend import Request  # noqa: E402
+from lowbit_lab.backends.backend import Request, Variant  # noqa: E402
 from lowbit_lab.checks.cases import check_request  # noqa: E402
 
 
@@ -65,7 +65,9 @@ def copied(x_ptr, z_ptr, C):
 
 
 def few(kernel: Any, spec: Any, grid: Any = None, **given: Any) -> CheckResult:
-    return check_request(Request(kernel, spec, grid, given=given), "cpu", few=True)
+    return check_request(
+        Request(Variant(kernel, grid=grid, constants=given), spec), "cpu", few=True
+    )
 
 
 def each_row(meta: Any) -> tuple[int]:

@@ -24,14 +24,15 @@ from tests.test_cli import call_lowbit
 from lowbit import isa as instruction_sets
 from lowbit.spec import CORNERS
 from lowbit_lab import CpuKernel
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import language_of
+from lowbit_lab.backends.source import Comparison, read
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.checks.cases import check_request
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.run import build, compare
 from lowbit_lab.compare.toolchain import MissingToolError, library
 from lowbit_lab.languages.lowbit import LowbitKernel
-from lowbit_lab.source import Comparison, read
 
 FOLDER = Path(__file__).parent.parent.parent / "examples" / "steps"
 ON_CPU = ("int8", "float32", "uint4")
@@ -203,7 +204,7 @@ from pathlib import Path
 
 import numpy as np
 from lowbit.spec import Case
-from lowbit_lab.source import load
+from lowbit_lab.backends.source import load
 
 file = load(Path(sys.argv[1]))
 for one in file.variants[:4]:

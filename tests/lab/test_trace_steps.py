@@ -20,8 +20,9 @@ from lowbit.isa import host  # noqa: E402
 from lowbit_lab.trace import loops, parts, replay, roles, run, verdict  # noqa: E402
 from lowbit_lab.trace.cfi import evaluate  # noqa: E402
 from lowbit_lab.trace.codemap import CodeMap, Function, short  # noqa: E402
+from lowbit_lab.trace.operators import Operator  # noqa: E402
 from lowbit_lab.trace.parts import PYTHON, frames  # noqa: E402
-from lowbit_lab.trace.report import Loop, Operator  # noqa: E402
+from lowbit_lab.trace.report import Loop  # noqa: E402
 from lowbit_lab.trace.sampler import Mapping, Sampler, mappings  # noqa: E402
 from lowbit_lab.trace.subject import matrix_product, product_sizes, understood  # noqa: E402
 

@@ -18,8 +18,8 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 
 from lowbit.cli import app  # noqa: E402
 from lowbit_lab import watch  # noqa: E402
+from lowbit_lab.backends.source import load  # noqa: E402
 from lowbit_lab.run.outcome import UnsupportedError  # noqa: E402
-from lowbit_lab.source import load  # noqa: E402
 from lowbit_lab.watched import watch as watched  # noqa: E402
 from lowbit_lab.watched.log import Log  # noqa: E402
 

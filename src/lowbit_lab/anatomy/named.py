@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,17 @@ from lowbit_lab.anatomy.result import (
     mlir_pane,
     verdict,
 )
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import language_of
+from lowbit_lab.backends.source import PRODUCT, read, request_named
 from lowbit_lab.bench.core.clock import Limits, interleave
-from lowbit_lab.bench.peers.own import Lowbit, packed_weight
+from lowbit_lab.bench.peers.own import LowbitMatmul, packed_weight
 from lowbit_lab.bench.suites.matmul import problem as matmul
 from lowbit_lab.bench.suites.matmul.problem import product
 from lowbit_lab.compare import assembly
 from lowbit_lab.compare.code import Code, mix
 from lowbit_lab.compare.faults import occupancy
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.ptx.parse import parse
 from lowbit_lab.compare.run import build
 from lowbit_lab.compare.toolchain import MissingToolError, assemble
@@ -46,7 +49,6 @@ from lowbit_lab.explain.kernels import product_kernels
 from lowbit_lab.explain.product import prepared_of
 from lowbit_lab.languages.lowbit import LowbitKernel
 from lowbit_lab.languages.numba import NumbaCpu
-from lowbit_lab.source import PRODUCT, read, request_named
 
 _SHAPE = "256x1024:1024x1024"
 _SIZE = 1024  # about what sizes are that a file does not give
@@ -81,8 +83,8 @@ def _teaching(name: str, sm: int, sizes: Mapping[str, int]) -> Anatomy:
     problem = Problem(
         operation.complete({**operation.exercise, **sizes}), operation, None, request.output
     )
-    variant = Variant(request.kernel, operation.name, request.grid, None, dict(request.given))
-    file = Path(language_of(request.kernel, "compile").source(request.kernel)[2])
+    variant = replace(request.variant, name=operation.name)
+    file = Path(language_of(variant.kernel, "compile").source(variant.kernel)[2])
     return gpu_anatomy(variant, problem, sm, file, f"{operation.doc} {_listed(problem.sizes)}")
 
 
@@ -124,7 +126,7 @@ def product_anatomy(isa_name: str, shape: str, *, time: bool = True) -> Anatomy:
         raise ValueError(f"no kernel product:{isa_name}; there are {', '.join(kernels)}")
     case = product(shape, "u8:s8:s32")
     m, n, k = (case.sizes[name] for name in "MNK")
-    isa, asked = instruction_sets.named(isa_name), kernels[isa_name].kernel
+    isa, asked = instruction_sets.named(isa_name), kernels[isa_name].variant.kernel
     static = asked.static({"m": m, "n": n, "k_size": k})
     places = Places()
     panes, code = listing(asked.kernel, isa, places, **static)
@@ -142,13 +144,15 @@ def product_anatomy(isa_name: str, shape: str, *, time: bool = True) -> Anatomy:
 
 def _parts(shape: str) -> tuple[Part, ...]:
     """The four parts of the product with scales, each timed apart, in one thread."""
-    plain, scaled = (matmul.Problem.make(product(shape, f"u8:s8:{out}")) for out in ("s32", "f32"))
+    plain, scaled = (
+        matmul.MatmulProblem.make(product(shape, f"u8:s8:{out}")) for out in ("s32", "f32")
+    )
     packed = packed_weight(plain)
     calls: Mapping[str, list[Callable[[], object]]] = {
         "pack B": [lambda: api.pack(plain.b)],
         "pack A": [_packing(plain, packed)],
-        "integers": [Lowbit().prepare(plain, 1).call],
-        "scaled": [Lowbit().prepare(scaled, 1).call],
+        "integers": [LowbitMatmul().prepare(plain, 1).call],
+        "scaled": [LowbitMatmul().prepare(scaled, 1).call],
     }
     taken = {name: one.median for name, one in interleave(calls, _LIMITS).items()}
     kernel = taken["integers"] - taken["pack A"]
@@ -161,7 +165,7 @@ def _parts(shape: str) -> tuple[Part, ...]:
     )
 
 
-def _packing(problem: matmul.Problem, packed: Any) -> Callable[[], object]:
+def _packing(problem: matmul.MatmulProblem, packed: Any) -> Callable[[], object]:
     """The region of the product that packs its rows, and nothing behind it."""
     prepared = prepared_of(problem, packed, 1)
     plan, asked = prepared.plan, prepared.request

@@ -21,6 +21,7 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.value import Value
 from lowbit.jit.emit import Emitter
 from lowbit.jit.kernel import Kernel
+from lowbit_lab.backends.ahead import Locations
 from lowbit_lab.compare.code import Code
 from lowbit_lab.run.trace import Place
 from lowbit_lab.views.trace import function_at
@@ -112,7 +113,6 @@ _FIELD = re.compile(r'(\w+): (?:"([^"]*)"|(![\d]+|\w+))')
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"\s+"([^"]*)"')
 _LOCATION = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _USE = re.compile(r"\s*loc\((#\w+)\)")
-_DEFINED = re.compile(r'^(#\w+) = loc\((?:"([^"]*)":(\d+):\d+|"[^"]*"\((#\w+)\)|callsite\((#\w+))')
 
 
 def ir_pane(text: str, places: Places, function: str | None = None) -> Pane:
@@ -163,25 +163,14 @@ def assembly_pane(text: str, places: Places) -> Pane:
 
 
 def mlir_pane(title: str, text: str, places: Places) -> Pane:
-    """MLIR; where a row comes from is said by #loc names that are defined at the end."""
-    defined = {one[1]: one for row in text.splitlines() if (one := _DEFINED.match(row))}
-
-    def place(name: str) -> int | None:
-        for _ in range(8):
-            one = defined.get(name)
-            if one is None:
-                return None
-            if one[2]:
-                return places.number(one[2], int(one[3]))
-            name = one[4] or one[5]
-        return None
-
-    rows: list[Row] = []
+    """MLIR."""
+    locations, rows = Locations(text), list[Row]()
     for row in text.splitlines():
         if row.startswith("#"):
             continue
-        used = _USE.findall(row)
-        rows.append((_USE.sub("", row), place(used[-1]) if used else None))
+        place = locations.place(next(reversed(_USE.findall(row)), ""))
+        number = None if place is None else places.number(place.file, place.line)
+        rows.append((_USE.sub("", row), number))
     return Pane(title, tuple(rows))
 
 

@@ -3,6 +3,7 @@ says against them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,30 @@ def _signature(value: Any, dtypes: Mapping[str, str]) -> Any:
         return 1
     kind = "i32" if -(2**31) <= value < 2**31 else "i64"
     return kind if value % 16 == 0 else f"{kind}:1"
+
+
+_DEFINED = re.compile(
+    r'^(#\w+) = loc\((?:"([^"]*)":(\d+):\d+|"([^"]*)"\((#\w+)\)|callsite\((#\w+))'
+)
+
+
+class Locations:
+    """Where rows of a compiler's text come from, by #loc names that are defined at its end."""
+
+    def __init__(self, text: str) -> None:
+        rows = (_DEFINED.match(row) for row in text.splitlines())
+        self._defined = {one[1]: one for one in rows if one is not None}
+
+    def place(self, name: str) -> Place | None:
+        """The line, of what is inlined that of the inlined text; None if it is not known."""
+        while (one := self._defined.get(name)) is not None and not one[3]:
+            name = one[5] or one[6]
+        return None if one is None else Place(one[2], int(one[3]))
+
+    def variable(self, name: str) -> str:
+        """What the text calls the value that comes from there, "" if nothing."""
+        one = self._defined.get(name)
+        return "" if one is None else one[4] or ""
 
 
 def complaint(error: BaseException, file: Path) -> tuple[str, Place | None]:

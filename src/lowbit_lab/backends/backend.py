@@ -7,29 +7,64 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case, Operation, Sizes, from_function
-from lowbit_lab.report import Finding, Severity
+from lowbit_lab.run.findings import Finding, Severity
 from lowbit_lab.run.outcome import Run, Trial
 from lowbit_lab.run.tensor import CheckedTensor
-from lowbit_lab.run.trace import Grid, Place, Recorder
+from lowbit_lab.run.trace import Grid, Place, Recorder, grid_of
 
 GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Request:
-    """A kernel, and what it is to be held against: the arguments of `lowbit_lab.check`. grid: None
-    where nobody has said it. untried: kinds of data of which the specification says nothing."""
+class Variant:
+    """A kernel with how it is launched. grid: programs or blocks, or a function of sizes and
+    constants, None where nobody has said it; block: threads of a block; constants: by parameter;
+    shared: bytes of dynamic shared memory; flat: whether arrays are passed with one dimension (of
+    Numba, which passes shapes)."""
 
     kernel: Any
-    spec: Operation | Callable[..., Any]
+    name: str = ""
     grid: GridLike | None = None
+    block: tuple[int, ...] | None = None
+    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    shared: int = 0
+    flat: bool = False
+
+    def grid_at(self, numbers: Mapping[str, Any]) -> Grid:
+        """The programs, or blocks, with these sizes and constants. ValueError if the grid is
+        none."""
+        wanted = self.grid(dict(numbers)) if callable(self.grid) else self.grid
+        several = isinstance(wanted, (tuple, list, np.ndarray))
+        dims: list[Any] = list(wanted) if several else [wanted]
+        if not 1 <= len(dims) <= 3 or any(
+            not isinstance(n, (int, np.integer)) or n < 0 for n in dims
+        ):
+            raise ValueError(
+                f"the grid of {self.name} is {wanted!r}; it must be one to three numbers, 0 or "
+                "more, or a function of the sizes that returns them"
+            )
+        return grid_of(dims)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A variant, and what it is to be held against, as `lowbit_lab.check` is asked. untried: kinds
+    of data of which the specification says nothing."""
+
+    variant: Variant
+    spec: Operation | Callable[..., Any]
     output: str | None = None
     initial: float | None = None
     seed: int = 0
-    given: Mapping[str, Any] = field(default_factory=dict[str, Any])
     untried: tuple[str, ...] = ()
+
+    def launched(self, **changes: Any) -> Request:
+        """The same with another grid, or other constants."""
+        return replace(self, variant=replace(self.variant, **changes))
 
     @cached_property
     def operation(self) -> Operation:

@@ -8,7 +8,7 @@ import numpy as np
 
 from lowbit.spec import Array
 from lowbit_lab.backends.backend import Subject
-from lowbit_lab.report import Finding
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import Run, Trial
 from lowbit_lab.run.tensor import CheckedTensor, array_of, tensor_of, unwritten

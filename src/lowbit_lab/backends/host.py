@@ -35,8 +35,8 @@ from lowbit.jit.memory import offsets_of
 from lowbit.kernels.triton.fast import launch
 from lowbit.spec import TensorType
 from lowbit_lab.languages.triton import TritonKernel
-from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import TensorArgument
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import shuffled
 from lowbit_lab.run.tensor import (

@@ -15,14 +15,13 @@ from lowbit.spec.cases import tile_sets
 from lowbit_lab.backends.backend import PLAIN, Request, Subject, Way
 from lowbit_lab.backends.language import Language
 from lowbit_lab.backends.vast import wrapping
-from lowbit_lab.report import Finding, Severity
 from lowbit_lab.run.bind import Binding, Parameter, TensorArgument, bind
+from lowbit_lab.run.findings import Finding, Severity
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
 from lowbit_lab.run.tensor import CheckedTensor, storage_dtype, strides_of, tensor_of
-from lowbit_lab.run.trace import Grid, Program, corners_of, grid_of, programs_of
+from lowbit_lab.run.trace import Grid, Program, corners_of, programs_of
 
-_AXES = 3
 _MOST_PROGRAMS = 65_535  # along the second and third axis (CUDA C++ Programming Guide)
 
 
@@ -78,15 +77,16 @@ class KernelBackend(Language):
 
     @classmethod
     def interpret(cls, request: Request) -> KernelSubject:
-        request = request if request.grid is not None else replace(request, grid=1)
         operation, output, initial = request.operation, request.output, request.initial
         if not isinstance(initial, (int, float, type(None))):
             raise TypeError(f"initial is {initial!r}; give a number, or None")
         known = [t.name for t in operation.inputs]
         if output is not None and output not in known:
             raise ValueError(f"output is {output!r}; it must be an input: {', '.join(known)}")
-        kernel = cls.of(request.kernel)
-        given = {**kernel.constants, **request.given}
+        kernel = cls.of(request.variant.kernel)
+        grid = 1 if request.variant.grid is None else request.variant.grid
+        request = request.launched(name=kernel.name, grid=grid)
+        given = {**kernel.constants, **request.variant.constants}
         return KernelSubject(
             request=request,
             name=kernel.name,
@@ -94,7 +94,7 @@ class KernelBackend(Language):
             text=kernel.text,
             on_gpu=kernel.on_gpu,
             slow=kernel.slow,
-            any_sizes=callable(request.grid),
+            any_sizes=callable(grid),
             kernel=kernel,
             binding=bind(kernel.parameters, operation, given, output),
         )
@@ -113,7 +113,7 @@ class KernelSubject(Subject):
         cases = cases_of(self.operation, blocks, strided, not self.slow, self._single)
         untried = self.request.untried
         cases = [case for case in cases if case.fill not in untried]
-        fixed = any(isinstance(n, int) and n > 1 for n in self.request.given.values())
+        fixed = any(isinstance(n, int) and n > 1 for n in self.request.variant.constants.values())
         if self.any_sizes or not (fixed or prod(self.grid_at(cases[0].sizes)) > 1):
             said = "data was not tried: a specification with numbers for sizes says nothing of it"
             left_out = [f"{fill} {said}" for fill in untried]
@@ -145,19 +145,14 @@ class KernelSubject(Subject):
         return made
 
     def grid_at(self, sizes: Sizes) -> Grid:
-        """The grid at these sizes. ValueError if it is none."""
-        grid, numbers = self.request.grid, self.binding.numbers_at(sizes)
-        wanted = grid(numbers) if callable(grid) else grid
-        several = isinstance(wanted, (tuple, list, np.ndarray))
-        dims: list[Any] = list(wanted) if several else [wanted]
-        if not 1 <= len(dims) <= _AXES or any(
-            not isinstance(n, (int, np.integer)) or n < 0 for n in dims
-        ):
-            raise ValueError(
-                f"the grid of {self.name} is {wanted!r} at {dict(sizes)}; it must be one to three "
-                "numbers, 0 or more, or a function of the sizes that returns them"
-            )
-        return grid_of(dims)
+        """As of the variant."""
+        return self.request.variant.grid_at(self.binding.numbers_at(sizes))
+
+    def arguments_at(self, sizes: Sizes) -> dict[str, Any]:
+        """Of each parameter, with contiguous tensors."""
+        tensors = (*self.operation.inputs, self.operation.result, *self.binding.scratch_at(sizes))
+        strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
+        return self.binding.arguments(sizes, strides)
 
     @property
     def _single(self) -> list[str]:
@@ -189,23 +184,17 @@ class KernelSubject(Subject):
                 )
 
     def refusals(self, case: Case) -> list[Finding]:
-        found, sizes = list[Finding](), case.sizes
-        scratch = self.binding.scratch_at(sizes)
-        tensors = (*self.operation.inputs, self.operation.result, *scratch)
-        strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
-        dtypes = {t.name: t.dtype for t in tensors}
+        found, sizes = list[Finding | None](), case.sizes
         if not self.binding.packed:
-            refused = self.kernel.refused(self.binding.arguments(sizes, strides), dtypes)
-            found += [] if refused is None else [refused]
-        constants = [one.name for one in self.kernel.parameters if one.constant]
-        if self.kernel.has_addresses and self.any_sizes and not self.binding.packed:
-            binding, machinery = self.binding, self.kernel.machinery
-            usual: Severity = "warning" if self.binding.strides_taken else "note"
-            how = (binding, self.grid_at, self.kernel.run, constants, machinery, usual)
-            found += [one for one in (wrapping(self.operation, *how),) if one is not None]
-        if self.kernel.alternatives and (spoiled := self._spoiled_by_trials(case)) is not None:
-            found.append(spoiled)
-        return found
+            scratch = self.binding.scratch_at(sizes)
+            tensors = (*self.operation.inputs, self.operation.result, *scratch)
+            dtypes = {t.name: t.dtype for t in tensors}
+            found.append(self.kernel.refused(self.arguments_at(sizes), dtypes))
+            if self.kernel.has_addresses and self.any_sizes:
+                found.append(wrapping(self))
+        if self.kernel.alternatives:
+            found.append(self._spoiled_by_trials(case))
+        return [one for one in found if one is not None]
 
     def tensors(self, trial: Trial) -> list[CheckedTensor]:
         """Fresh tensors that hold the inputs, and the result's."""

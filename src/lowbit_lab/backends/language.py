@@ -12,15 +12,16 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar, Literal
 
 from lowbit.registry import Registry
 from lowbit.spec import Array
-from lowbit_lab.backends.backend import Request, Subject
+from lowbit_lab.backends.backend import Request, Subject, Variant
 from lowbit_lab.compare.built import Built, plain
-from lowbit_lab.compare.problem import Problem, Variant, idea_of
+from lowbit_lab.compare.problem import Problem, idea_of
 from lowbit_lab.compare.ptx.execute import Launch
 
 Ability = Literal["interpret", "compile"]
@@ -106,7 +107,8 @@ class Language(ABC):
         names = cls.names(variant.kernel)
         given = {name: one for name, one in variant.constants.items() if name in names}
         grid = variant.grid if cls.for_gpu else None
-        return Request(variant.kernel, problem.operation, grid, problem.output, given=given)
+        launched = replace(variant, grid=grid, constants=given)
+        return Request(launched, problem.operation, problem.output)
 
     # Compiled.
 
@@ -171,4 +173,4 @@ def bound(request: Request) -> Subject:
 
     ValueError or TypeError if what is given does not fit together, or no language interprets it.
     """
-    return language_of(request.kernel, "interpret").interpret(request)
+    return language_of(request.variant.kernel, "interpret").interpret(request)

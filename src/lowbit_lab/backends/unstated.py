@@ -28,8 +28,8 @@ from lowbit.spec.free_sizes import Extent, extents, named
 from lowbit.spec.operation import next_power_of_2
 from lowbit_lab.backends.backend import Request, Way
 from lowbit_lab.backends.language import bound
-from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import Parameter
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.outcome import Trial, judge
 
 _FEW, _USUAL, _MOST = 16, 32, 64  # elements of a block, where the names say no more
@@ -52,7 +52,8 @@ def completed(
     used = [name for name in sizes if words.needs(name)]
     unused = dict.fromkeys((name for name in sizes if name not in used), 1)
     # Solutions take the larger of two by a comparison, which drops a NaN where torch keeps it.
-    request = replace(request, given={**unused, **request.given}, untried=("nan",))
+    given = {**unused, **request.variant.constants}
+    request = replace(request.launched(constants=given), untried=("nan",))
     readings = (_read(request, one) for one in _readings(extents(operation), used))
     tried = itertools.islice(readings, _MOST_READINGS)
     best: tuple[tuple[int, int], Request] | None = None
@@ -132,7 +133,7 @@ class _Text:
 def _is_size(parameter: Parameter, request: Request) -> bool:
     """Whether a parameter without a value is a number that no block is called like."""
     name = parameter.name
-    if name in request.given or parameter.default is not None or name.endswith("_ptr"):
+    if name in request.variant.constants or parameter.default is not None or name.endswith("_ptr"):
         return False
     tensors = {one.name for one in request.operation.stated}
     return name not in tensors and not (parameter.constant and name.startswith("B"))
@@ -143,13 +144,14 @@ def _result_named(request: Request, parameters: Sequence[Parameter]) -> Operatio
     operation = request.operation
     known = {one.name for one in operation.stated} | {"z", "out", "output"}
     pointers = [p.name for p in parameters if p.name.endswith("_ptr")]
-    tensors = [name.removesuffix("_ptr") for name in pointers if name not in request.given]
+    given = request.variant.constants
+    tensors = [name.removesuffix("_ptr") for name in pointers if name not in given]
     unknown = [name for name in tensors if name not in known]
     inputs = {one.name for one in operation.inputs}
     if request.output or len(unknown) != 1 or not set(tensors) <= {*inputs, *unknown}:
         return operation
-    *given, result = operation.stated
-    return replace(operation, stated=(*given, replace(result, name=unknown[0])))
+    *others, result = operation.stated
+    return replace(operation, stated=(*others, replace(result, name=unknown[0])))
 
 
 def _readings(known: Sequence[Extent], sizes: Sequence[str]) -> Iterator[dict[str, Extent]]:
@@ -165,8 +167,8 @@ def _readings(known: Sequence[Extent], sizes: Sequence[str]) -> Iterator[dict[st
 def _read(request: Request, sizes: Mapping[str, Extent]) -> Request:
     free = {name: one for name, one in sizes.items() if one.free}
     fixed = {name: one.number for name, one in sizes.items() if not one.free}
-    operation = named(request.operation, free)
-    return replace(request, spec=operation, given={**fixed, **request.given})
+    given = {**fixed, **request.variant.constants}
+    return replace(request.launched(constants=given), spec=named(request.operation, free))
 
 
 def _wrong(request: Request) -> tuple[int, int]:
@@ -193,9 +195,9 @@ def _errors(findings: Sequence[Finding]) -> int:
 
 def _launched(request: Request, words: _Text, parameters: Sequence[Parameter]) -> Request:
     """The request with block sizes and a grid, if it has none."""
-    if request.grid is not None:
+    if request.variant.grid is not None:
         return request
-    operation, given = request.operation, request.given
+    operation, given = request.operation, request.variant.constants
     free = [p.name for p in parameters if p.constant and p.default is None]
     fixed = {n: v for n, v in given.items() if isinstance(v, int) and words.needs(n)}
     numbers = {**fixed, **operation.exercise}
@@ -225,7 +227,7 @@ def _launched(request: Request, words: _Text, parameters: Sequence[Parameter]) -
         at_most={**operation.at_most, **most},
     )
     axes = [_axis(axis, words, operation, given, parameters) for axis in range(3)]
-    return replace(request, spec=operation, grid=partial(_grid, axes))
+    return replace(request.launched(grid=partial(_grid, axes)), spec=operation)
 
 
 def _block(name: str, number: int) -> int:

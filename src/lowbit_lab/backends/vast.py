@@ -11,16 +11,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lowbit.spec import Array, Operation, Sizes, TensorType
-from lowbit_lab.report import Finding, Severity
-from lowbit_lab.run.bind import Binding
+from lowbit_lab.run.findings import Finding, Severity
 from lowbit_lab.run.memory import Lanes, Memory
-from lowbit_lab.run.tensor import storage_dtype, strides_of
-from lowbit_lab.run.trace import Grid, Kind, Place, Program
+from lowbit_lab.run.tensor import storage_dtype
+from lowbit_lab.run.trace import Kind, Place, Program
+
+if TYPE_CHECKING:
+    from lowbit_lab.backends.kernel import KernelSubject
 
 BEYOND = 1 << 31
 # Along an axis that is not the long one, of all such axes together.
@@ -100,31 +102,24 @@ def vast_sizes(operation: Operation) -> Iterator[dict[str, int]]:
                 yield sizes
 
 
-def wrapping(
-    operation: Operation,
-    binding: Binding,
-    grid_at: Callable[[Sizes], Grid],
-    run: Callable[[Memory, dict[str, Any], list[Program], Grid], None],
-    constants: Sequence[str],
-    machinery: Sequence[str],
-    usual: Severity,
-) -> Finding | None:
+def wrapping(subject: KernelSubject) -> Finding | None:
     """The finding that offsets wrap, at the first sizes at which they do; None if they do not, or
-    where that is not known. constants: the parameters that may be the sizes of blocks; usual: how
-    bad it is where no specification says that sizes go so far."""
+    where that is not known."""
+    operation, kernel = subject.operation, subject.kernel
     for sizes in vast_sizes(operation):
-        tensors = (*operation.inputs, operation.result, *binding.scratch_at(sizes))
-        strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
-        space = AddressSpace([_vast(operation, t, sizes) for t in tensors], machinery)
+        tensors = (*operation.inputs, operation.result, *subject.binding.scratch_at(sizes))
+        space = AddressSpace([_vast(operation, t, sizes) for t in tensors], kernel.machinery)
         with suppress(Exception):  # a text for other sizes may raise anything, which says nothing
-            arguments: dict[str, Any] = binding.arguments(sizes, strides)
-            grid = grid_at(sizes)
-            whole = [arguments[name] for name in constants if isinstance(arguments[name], int)]
+            arguments, grid = subject.arguments_at(sizes), subject.grid_at(sizes)
+            blocks = (arguments[one.name] for one in kernel.parameters if one.constant)
+            whole = [one for one in blocks if isinstance(one, int)]
             if max(whole, default=1) > _LANES or max(grid[1:]) > 65_535:
                 continue
             last: Program = tuple(max(0, n - 1) for n in grid)
-            run(space, arguments, [last], grid)
+            kernel.run(space, arguments, [last], grid)
         if space.left is not None:
+            # How bad it is where no specification says that sizes go so far.
+            usual: Severity = "warning" if subject.binding.strides_taken else "note"
             return _finding(operation, space.left, sizes, usual)
     return None
 

@@ -17,9 +17,10 @@ from lowbit.spec import SPECIAL, Case
 from lowbit_lab.backends import cuda
 from lowbit_lab.backends.backend import Request, Subject, Way
 from lowbit_lab.backends.language import bound
+from lowbit_lab.checks.result import CheckResult, OnProgress
 from lowbit_lab.checks.smallest import view_found
 from lowbit_lab.prove.launches import available, bounds_of_sizes, in_words
-from lowbit_lab.report import CheckResult, Finding, OnProgress
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import Run, Trial, first_index, judge
 

@@ -15,10 +15,11 @@ from lowbit.numerics import QTensor, int_format
 from lowbit.registry import Registry
 from lowbit.spec import Array, Case, Operation, edge_cases, fill_cases
 from lowbit.spec.operations import operations
+from lowbit_lab.backends.source import FUNCTION
 from lowbit_lab.checks.cases import merged
-from lowbit_lab.report import CheckResult, Finding, OnProgress
+from lowbit_lab.checks.result import CheckResult, OnProgress
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.tensor import POISON
-from lowbit_lab.source import FUNCTION
 
 # What computes operations on a CPU: lowbit's functions on NumPy arrays.
 #

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lowbit.spec.operations import operations
-from lowbit_lab.backends.backend import Request
+from lowbit_lab.backends.backend import Request, Variant
+from lowbit_lab.backends.source import OPERATOR
 from lowbit_lab.checks.cases import check_request
-from lowbit_lab.report import CheckResult
-from lowbit_lab.source import OPERATOR
+from lowbit_lab.checks.result import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,9 +51,8 @@ def check_gpu(
         function = known[one].func
         for operation in operations.get(one).variants():
             given = {**known[one].keywords, **operation.static}
-            result = check_request(
-                Request(function, operation, given=given), device, few=function in tried, **how
-            )
+            request = Request(Variant(function, constants=given), operation)
+            result = check_request(request, device, few=function in tried, **how)
             tried.add(function)
             chosen = [f"{name}={value}" for name, value in operation.static.items()]
             title = ", ".join([one, operation.result.dtype, *chosen])

@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.spec import Operation
-from lowbit_lab.backends.backend import GridLike, Request
-from lowbit_lab.bench.core.remote import send_progress
-from lowbit_lab.checks.cases import check_request
-from lowbit_lab.report import CheckResult, OnProgress
-from lowbit_lab.source import (
+from lowbit_lab.backends.backend import GridLike, Request, Variant
+from lowbit_lab.backends.source import (
     FUNCTION,
     OPERATOR,
     blamed,
@@ -23,6 +20,9 @@ from lowbit_lab.source import (
     request_named,
     request_of_file,
 )
+from lowbit_lab.bench.core.remote import send_progress
+from lowbit_lab.checks.cases import check_request
+from lowbit_lab.checks.result import CheckResult, OnProgress
 from lowbit_lab.views.run import View
 
 
@@ -58,7 +58,7 @@ def check(
     ValueError or TypeError if the arguments do not fit together; RuntimeError if what runs the
     kernel is of a version that is not known, or there is no GPU for device "cuda".
     """
-    request = Request(kernel, spec, grid, output, initial, seed, given)
+    request = Request(Variant(kernel, grid=grid, constants=given), spec, output, initial, seed)
     return check_request(request, device, stop=stop, on_progress=on_progress)
 
 

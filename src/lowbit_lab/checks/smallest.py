@@ -8,7 +8,7 @@ from math import prod
 
 from lowbit.spec import Case, Operation, Sizes
 from lowbit_lab.backends.backend import Subject
-from lowbit_lab.report import Finding
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.views.run import View, view_subject
 
 _MOST_TRIES = 60

@@ -95,22 +95,12 @@ def history(
     html_file: HtmlFile = None,
 ) -> None:
     """Show what a folder of records says: every row, run after run."""
-    from lowbit_lab.bench.core import compare
+    from lowbit_lab.bench.core import charts, compare
 
     with output(None, html_file) as show:
         several = compare.records(folder)
-        show(
-            compare.render_history(several, margin),
-            "",
-            folder,
-            lambda: _charts().of_history(several),
-        )
-
-
-def _charts() -> Any:
-    from lowbit_lab import charts
-
-    return charts
+        text = compare.render_history(several, margin)
+        show(text, "", folder, lambda: charts.of_history(several))
 
 
 def _command(name: str) -> Any:
@@ -210,6 +200,7 @@ def run_suite(
     """Run a suite, show its record, and write it wherever that is wanted."""
     from lowbit.report.page import command_line
     from lowbit_lab.bench import run
+    from lowbit_lab.bench.core import charts
     from lowbit_lab.bench.core.compare import keep
     from lowbit_lab.bench.core.progress import progress
 
@@ -219,7 +210,7 @@ def run_suite(
         with progress() as on_progress:
             record = run(suite, plan, on_progress, lambda found: show.keep(found.to_json()))
         record.context["command"] = command_line()
-        text, figures = suite.render(record), lambda: _charts().of_record(record)
+        text, figures = suite.render(record), lambda: charts.of_record(record)
         show(text, record.to_json(), f"lowbit: {suite.name}", figures)
         if rows is not None:
             rows.write(record.to_csv())
@@ -231,7 +222,7 @@ def run_suite(
 @records.register("benchmark")
 def show_record(file: Path, json_file: str | None, html_file: str | None) -> None:
     """Show a record again, as `lowbit report FILE` does."""
-    from lowbit_lab import charts
+    from lowbit_lab.bench.core import charts
     from lowbit_lab.bench.core.compare import read
     from lowbit_lab.bench.core.suite import Suite, suites
 

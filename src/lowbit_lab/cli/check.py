@@ -14,7 +14,7 @@ from lowbit.cli.application import JsonFile, command, console, offered, opened
 from lowbit_lab.cli import exercises
 
 if TYPE_CHECKING:
-    from lowbit_lab.report import CheckResult
+    from lowbit_lab.checks.result import CheckResult
 
 
 class _BeforeScript(TyperCommand):

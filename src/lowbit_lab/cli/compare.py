@@ -44,17 +44,16 @@ def compare(
     Types, registers, spills, occupancy, the instructions of the inner loop, sectors and banks need
     no GPU. Exit code: 0 if no variant is wrong, 1 if one is, 2 if there is nothing to compare.
     """
-    from lowbit_lab import charts
     from lowbit_lab.bench.core.clock import Limits
     from lowbit_lab.cli.view import sizes_of
     from lowbit_lab.compare.run import compare as compared
-    from lowbit_lab.compare.text import render
+    from lowbit_lab.compare.text import figures, render
 
     with output(json_file, html_file) as show:
         limits = Limits(seconds=time_limit)
         sizes = sizes_of(shape or [])
         found = compared(file, sizes, sm=sm, time=time, peers=peers, limits=limits)
-        title, figures = f"lowbit compare: {found.file}", lambda: charts.of_comparison(found)
-        show(render(found, notes), found.to_json(), title, figures)
+        title = f"lowbit compare: {found.file}"
+        show(render(found, notes), found.to_json(), title, lambda: figures(found))
     if not found.ok:
         raise typer.Exit(1)

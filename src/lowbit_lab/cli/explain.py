@@ -36,8 +36,8 @@ explain = group(
 
 def kind_of(named: str) -> str:
     """The command for a shape, a kernel's file or name, a library's call, or else a network."""
+    from lowbit_lab.backends.source import PRODUCT
     from lowbit_lab.cli import exercises
-    from lowbit_lab.source import PRODUCT
     from lowbit_lab.trace.subject import RUN, engines
 
     if file := re.match(r"(.*\.py)(:|$)", named):
@@ -100,7 +100,7 @@ def linear(
 
 def _figures(found: Explanation) -> Iterator[Figure]:
     from lowbit.report.page import Figure
-    from lowbit_lab.charts import roofline
+    from lowbit_lab.bench.core.charts import roofline
 
     guess, limits = found.prediction, found.ceiling
     point = {

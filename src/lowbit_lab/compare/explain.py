@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field
 
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import Language, language_of
 from lowbit_lab.compare import faults
 from lowbit_lab.compare.built import Built, Typed
 from lowbit_lab.compare.code import KINDS, Code, Mix, bytes_loaded, mix
 from lowbit_lab.compare.faults import Fault, Occupancy, occupancy
-from lowbit_lab.compare.problem import Checked, Problem, Variant, bare_lines
+from lowbit_lab.compare.problem import Checked, Problem, bare_lines
 from lowbit_lab.compare.ptx.block import NotInterpretedError
 from lowbit_lab.compare.ptx.execute import AccessCost, Trace, costs, moved, repeats
 from lowbit_lab.compare.ptx.memory import OutsideError

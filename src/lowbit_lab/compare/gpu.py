@@ -7,17 +7,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from lowbit.spec import Array
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import Language
 from lowbit_lab.compare.built import Built
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.ptx.block import NotInterpretedError
-from lowbit_lab.compare.ptx.execute import Dims, Launch, blocks_of
+from lowbit_lab.compare.ptx.execute import Launch
 from lowbit_lab.compare.ptx.memory import Memory, packed_parameters
 from lowbit_lab.compare.ptx.parse import Ptx, parse
 from lowbit_lab.compare.toolchain import assemble
+from lowbit_lab.run.trace import Grid, grid_of
 
 # Launching machine code on a GPU through its driver, in the context that PyTorch made.
 
@@ -40,7 +40,7 @@ class Function:
         self._call("cuModuleLoadData", ctypes.byref(self._module), cubin)
         self._call("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
 
-    def launch(self, grid: Dims, block: Dims, shared: int, parameters: Sequence[bytes]) -> None:
+    def launch(self, grid: Grid, block: Grid, shared: int, parameters: Sequence[bytes]) -> None:
         """Start it on PyTorch's current stream. parameters: the bytes of each."""
         import torch
 
@@ -59,15 +59,11 @@ class Function:
             raise RuntimeError(f"{name}: {(said.value or b'unknown').decode()} ({failed})")
 
 
-def grid_of(variant: Variant, problem: Problem) -> Dims:
-    """The blocks at these sizes. ValueError if the grid is none."""
+def launch_of(variant: Variant, problem: Problem) -> tuple[Grid, Grid]:
+    """The blocks at these sizes, and the threads of each. ValueError if the grid is none."""
     # A constant that is named as a size is that size in another type.
     known = {**variant.constants, **problem.sizes}
-    wanted = variant.grid(known) if callable(variant.grid) else variant.grid
-    dims: list[Any] = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
-    if not 1 <= len(dims) <= 3 or any(not isinstance(n, (int, np.integer)) or n < 1 for n in dims):
-        raise ValueError(f"the grid of {variant.name} is {wanted!r}; give one to three numbers")
-    return blocks_of(dims)
+    return variant.grid_at(known), grid_of(variant.block or (1,))
 
 
 class PtxLanguage(Language):
@@ -102,8 +98,7 @@ class PtxLanguage(Language):
                 f"{len(kinds)} parameters in the PTX, {len(values)} arguments"
             )
         parameters = packed_parameters(kinds, values)
-        block = blocks_of(variant.block or (1,))
-        return Launch(ptx, memory, parameters, grid_of(variant, problem), block, variant.shared)
+        return Launch(ptx, memory, parameters, *launch_of(variant, problem), variant.shared)
 
     @classmethod
     def call(
@@ -115,6 +110,5 @@ class PtxLanguage(Language):
         kinds = {one.name: (one.letter, one.bits) for one in ptx.parameters}
         parameters = [*packed_parameters(kinds, values).values()]
         function = Function(built, ptx.name)
-        block = blocks_of(variant.block or (1,))
-        grid = grid_of(variant, problem)
+        grid, block = launch_of(variant, problem)
         return lambda: function.launch(grid, block, variant.shared, parameters)

@@ -16,7 +16,7 @@ def byte_product(name: str, idea: str) -> Callable[[Array, Array], tuple[Any, An
     where it cannot run.
     """
     from lowbit_lab.bench.core.case import find
-    from lowbit_lab.bench.suites.matmul.problem import Problem, product
+    from lowbit_lab.bench.suites.matmul.problem import MatmulProblem, product
 
     one = find("matmul", name)
 
@@ -25,7 +25,7 @@ def byte_product(name: str, idea: str) -> Callable[[Array, Array], tuple[Any, An
         case = product(f"{m}x{k}:{k}x{n}", f"{'u' if a.dtype.kind == 'u' else 's'}8:s8:s32")
         if reason := one.available(case):
             raise RuntimeError(reason)
-        ready = one.prepare(Problem(case, {"a": a, "b": b}), 1)
+        ready = one.prepare(MatmulProblem(case, {"a": a, "b": b}), 1)
         return ready.call, ready.read
 
     prepare.__name__, prepare.__doc__ = name, idea

@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Array, Case, Expected, Operation
-from lowbit_lab.backends.backend import GridLike
+from lowbit_lab.backends.backend import GridLike, Variant
 from lowbit_lab.run.bind import Packed, Parameter, TensorArgument, bind
+from lowbit_lab.run.tensor import strides_of
 
 _UNWRITTEN = 0xA5
 """What the bytes of a result are before a run, so that nothing passes by luck."""
@@ -155,7 +156,7 @@ class Problem:
             parameters = [Parameter(name) for name in names]
             output = self.output if self.output in self.inputs else None
             binding = bind(parameters, self.operation, given, output)
-            strides = {name: _strides(one.shape) for name, one in arrays.items()}
+            strides = {name: strides_of(one.shape, "contiguous") for name, one in arrays.items()}
             made = binding.arguments(self.sizes, strides)
             return {
                 n: arrays[v.name] if isinstance(v, TensorArgument) else v for n, v in made.items()
@@ -200,11 +201,6 @@ class Problem:
         return Checked(ok, against, how, text)
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
-    """Of a contiguous array, in elements."""
-    return [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
-
-
 # A variant of a kernel, as a file for `lowbit compare` states it.
 
 _KERNEL = re.compile(r"__global__[^(;{]*?\b(\w+)\s*\(([^)]*)\)", re.DOTALL)
@@ -222,21 +218,6 @@ class CudaC:
     parameters: tuple[str, ...]
     file: str
     first_line: int
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A kernel with what its launch needs besides the file's own. grid: blocks, or a function of
-    sizes and constants; block: threads of a block; shared: bytes of dynamic shared memory; flat:
-    whether arrays are passed with one dimension (of Numba, which passes shapes)."""
-
-    kernel: Any
-    name: str = ""
-    grid: GridLike | None = None
-    block: tuple[int, ...] | None = None
-    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    shared: int = 0
-    flat: bool = False
 
 
 def variant(

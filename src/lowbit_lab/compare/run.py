@@ -13,18 +13,19 @@ from lowbit.isa import active, report
 from lowbit.registry.conflicts import conflict
 from lowbit.registry.extras import versions
 from lowbit.spec import Array
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import Language, language_of
+from lowbit_lab.backends.source import Comparison, blamed, read
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.context import commit
 from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.checks.cases import check_request
 from lowbit_lab.compare.built import Built
 from lowbit_lab.compare.explain import Change, Explained, Timed, change, explain
-from lowbit_lab.compare.problem import Baseline, Checked, Problem, Variant
+from lowbit_lab.compare.problem import Baseline, Checked, Problem
 from lowbit_lab.compare.ptx.block import NotInterpretedError
 from lowbit_lab.compare.ptx.memory import OutsideError
 from lowbit_lab.compare.timing import timed
-from lowbit_lab.source import Comparison, blamed, read
 
 SCHEMA = "lowbit-compare-1"
 DEFAULT_LIMITS = Limits()

@@ -1,4 +1,4 @@
-"""A comparison as text for a terminal."""
+"""A comparison as text for a terminal, and its chart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lowbit.report.charts import bars
+from lowbit.report.page import Figure
 from lowbit.report.text import format_seconds, new_table, three_digits
 from lowbit_lab.bench.core.record import Spread
 from lowbit_lab.bench.core.table import format_error, format_known, format_ratio, format_spread
@@ -169,3 +171,14 @@ def _changes(change: Change) -> Iterator[str]:
         yield "faults: " + ", ".join(change.faults)
     if change.time:
         yield f"time: × {three_digits(change.time)}"
+
+
+def figures(result: Result) -> Iterator[Figure]:
+    """The speed of everybody who was timed."""
+    work, unit = (result.operations / 1e9, "GOP/s") if result.operations else (1, "calls/s")
+    speeds = [
+        {"name": one.name, "speed": work / one.seconds[1]} for one in result.timed if one.seconds
+    ]
+    if speeds:
+        command = f"lowbit compare {result.file}"
+        yield Figure(bars(speeds, "name", "speed", unit), f"{result.file}: speed.", command)

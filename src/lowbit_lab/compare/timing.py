@@ -13,16 +13,17 @@ import numpy as np
 
 from lowbit import isa
 from lowbit.spec import Array
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import language_of
+from lowbit_lab.backends.source import Comparison, Peer, read
 from lowbit_lab.bench.core.clock import Limits, Samples, paired_ratio, quantiles
 from lowbit_lab.bench.core.context import Clock
 from lowbit_lab.bench.core.cpu import Cpu
-from lowbit_lab.bench.core.isolated import trials
+from lowbit_lab.bench.core.isolated import first_line, trials
 from lowbit_lab.bench.core.peak import Ceiling, measure
 from lowbit_lab.bench.core.remote import Remote
 from lowbit_lab.compare.explain import Explained, Timed
-from lowbit_lab.compare.problem import Baseline, Problem, Variant, idea_of
-from lowbit_lab.source import Comparison, Peer, read
+from lowbit_lab.compare.problem import Baseline, Problem, idea_of
 
 _REFUSALS = (ImportError, ValueError, RuntimeError, NotImplementedError)
 """By which a peer says that it does not do it, or not here."""
@@ -53,7 +54,7 @@ class Turns:
             call()
             result = _array(arrays[self.problem.result])
         except Exception as error:  # what compilers and drivers raise has no common kind
-            self._leave_out(one.name, _line(error))
+            self._leave_out(one.name, first_line(error))
             return
         judged = self.problem.judge(result, self._first, "the GPU" if self.gpu else "a call")
         self._first = self._first or Baseline(one.name, result)
@@ -73,7 +74,7 @@ class Turns:
             call, read_result = _prepared(peer, _on_gpu(inputs) if self.gpu else inputs)
             one.error = self.problem.error(read_result(call()))
         except Exception as error:  # on a GPU nobody has tried it before
-            self._leave_out(one.name, _line(error))
+            self._leave_out(one.name, first_line(error))
             return
         self.calls[one.name] = call
 
@@ -156,10 +157,6 @@ def _prepared(peer: Peer, inputs: Mapping[str, Any]) -> tuple[Callable[[], objec
     return made if isinstance(made, tuple) else (made, _array)
 
 
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _refused(comparison: Comparison, names: Sequence[str]) -> dict[str, str]:
     """Call peers once in a process of its own, which may crash: why not to use them, by name."""
     start = partial(Remote, _reasons, comparison.path, comparison.large.sizes)
@@ -179,4 +176,4 @@ def _reasons(path: Path, sizes: Mapping[str, int]) -> Generator[str | None, str,
                 call, read_result = _prepared(comparison.peers[name], inputs)
                 read_result(call())
             except _REFUSALS as error:
-                reason = _line(error)
+                reason = first_line(error)

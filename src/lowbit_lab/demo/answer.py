@@ -10,7 +10,7 @@ from lowbit.lm.generation import prompt_ids
 from lowbit.registry.extras import require
 from lowbit_lab.bench.core.case import find
 from lowbit_lab.bench.core.progress import Progress
-from lowbit_lab.bench.lm.contender import TEXT, Contender, Work
+from lowbit_lab.bench.lm.contender import TEXT, Contender, ModelWork
 from lowbit_lab.bench.lm.files import small_model
 
 QUESTION = "What is a prime number?"
@@ -57,7 +57,7 @@ def answer(threads: int, on_progress: Progress) -> Answer:
     ids = prompt_ids(model.tokenizer, QUESTION)
     contender = find("lm", PEER)
     assert isinstance(contender, Contender)
-    peer = contender.open(Work(TEXT, str(path), [ids], _PEER_TOKENS, threads))
+    peer = contender.open(ModelWork(TEXT, str(path), [ids], _PEER_TOKENS, threads))
     speeds, peer_speeds, text, tokens = list[float](), list[float](), "", 0
     for turn in range(_ROUNDS):
         on_progress("Answering a question", turn / _ROUNDS)

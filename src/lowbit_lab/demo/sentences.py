@@ -14,11 +14,11 @@ from lowbit.models.model import Arrays
 from lowbit.models.networks import BATCH, tokenize
 from lowbit.registry.locks import cached_property
 from lowbit_lab.bench.core.case import READY
-from lowbit_lab.bench.networks.engine import MEASURE, OUTPUTS, SECONDS, Opened, Work
+from lowbit_lab.bench.networks.engine import MEASURE, OUTPUTS, SECONDS, NetworkWork, Opened
 
 
 @dataclass(frozen=True)
-class Sentences(Work):
+class Sentences(NetworkWork):
     """Some sentences of Python's manual. SECONDS is asked with a batch's size and its index."""
 
     sentences: int

@@ -16,13 +16,13 @@ from typing import Any
 
 from lowbit.spec import exercises
 from lowbit.weights.tensor_file import replacing
+from lowbit_lab.backends.source import blamed, request_of_file
 from lowbit_lab.checks.cases import check_request
+from lowbit_lab.checks.result import CheckResult
 from lowbit_lab.exercises.course import Exercise
 from lowbit_lab.languages.triton import TritonKernel
-from lowbit_lab.report import CheckResult
 from lowbit_lab.run.trace import first_line
 from lowbit_lab.run.triton import triton_modules
-from lowbit_lab.source import blamed, request_of_file
 
 
 def start(exercise: Exercise, progress: Progress, folder: Path, *, force: bool) -> Path:
@@ -65,15 +65,15 @@ def try_out(exercise: Exercise, progress: Progress, path: Path) -> CheckResult:
     triton_modules()
     tried(exercise, progress, path)
     request = request_of_file(path)
-    if not TritonKernel.takes(request.kernel):
+    if not TritonKernel.takes(request.variant.kernel):
         raise ValueError(
             f"{path}: kernel is not a Triton kernel; write @triton.jit in the line above it, as "
             "the file had at first"
         )
-    if not callable(request.grid):
+    if not callable(grid := request.variant.grid):
         raise ValueError(
-            f"{path}: grid is {request.grid!r}; write a function of meta, as the file had at "
-            "first: the kernel is tried at many sizes"
+            f"{path}: grid is {grid!r}; write a function of meta, as the file had at first: the "
+            "kernel is tried at many sizes"
         )
     with blamed(path):
         result = check_request(replace(request, spec=exercise.operation), stop=True)
@@ -318,14 +318,11 @@ def _specification(name: str) -> tuple[str, list[str]]:
         used |= names
     lines: list[str] = []
     for one in imports:
-        names = sorted({alias.name for alias in one.names} & used, key=_import_order)
+        taken = {alias.name for alias in one.names} & used
+        names = sorted(taken, key=lambda name: (name.islower(), name))
         if names:
             lines.append(f"from {one.module} import {', '.join(names)}")
     return "\n\n\n".join(found[first] for first in sorted(found)), lines
-
-
-def _import_order(name: str) -> tuple[bool, str]:
-    return name.islower(), name
 
 
 def _listed(sizes: Mapping[str, int]) -> str:

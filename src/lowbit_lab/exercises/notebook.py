@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from lowbit.registry.extras import require
-from lowbit_lab.backends.backend import GridLike, Request
+from lowbit_lab.backends.backend import GridLike, Request, Variant
 from lowbit_lab.checks.cases import check_request
+from lowbit_lab.checks.result import CheckResult
 from lowbit_lab.exercises.course import Exercise, course, find
 from lowbit_lab.exercises.learn import Progress, solved, starter, tried
-from lowbit_lab.report import CheckResult
 from lowbit_lab.run.tensor import CheckedTensor
 from lowbit_lab.run.trace import Access
 from lowbit_lab.views.trace import Trace, trace_kernel
@@ -83,7 +83,8 @@ def check_exercise(what: int | str, kernel: Any, grid: GridLike) -> CheckResult:
     exercise = find(str(what))
     progress = Progress(print)
     tried(exercise, progress)
-    result = check_request(Request(kernel, exercise.operation, grid), "cpu", stop=True)
+    request = Request(Variant(kernel, grid=grid), exercise.operation)
+    result = check_request(request, "cpu", stop=True)
     if result.ok:
         solved(exercise, progress)
     return result

@@ -22,7 +22,7 @@ from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import LINE, padded_k
 from lowbit.spec import Sizes
 from lowbit.spec.operations.products import matmul
-from lowbit_lab.backends.backend import Request
+from lowbit_lab.backends.backend import Request, Variant
 from lowbit_lab.languages.lowbit import CpuKernel
 from lowbit_lab.run.bind import Packed
 from lowbit_lab.run.tensor import POISON
@@ -71,4 +71,4 @@ def _request(micro: MicroKernel) -> Request:
         "private_bytes": step_bytes,
     }
     kernel = CpuKernel(product, micro.isa.name, static)
-    return Request(kernel, matmul, lambda sizes: 1, given=given)
+    return Request(Variant(kernel, grid=lambda sizes: 1, constants=given), matmul)

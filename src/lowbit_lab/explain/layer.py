@@ -3,55 +3,36 @@ from, and the time that the limits of the GPU allow."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from lowbit.kernels.triton.fast import tables
 from lowbit.kernels.triton.fast.launch import Choice, Gpu, gpu_of
-from lowbit_lab.bench.core import peak
 from lowbit_lab.bench.core.case import Case
 from lowbit_lab.bench.core.clock import Limits, quantiles
 from lowbit_lab.bench.core.cuda import Graphs
 from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.bench.core.record import Spread
+from lowbit_lab.bench.core.table import facts_table
 from lowbit_lab.bench.linear import layers
-from lowbit_lab.explain.product import Prediction, add_times
+from lowbit_lab.explain.product import Prediction, Timed, add_times
 
 _LIMITS = Limits(noise=0.01, seconds=0.5, least_rounds=9)
 
 
-@dataclass(frozen=True)
-class GpuExplanation:
-    """All of it. programs: of the kernel's launch, None where it is a library's. measured: seconds
-    of one call with a cold weight; None of a GPU that is not here."""
+@dataclass(frozen=True, kw_only=True)
+class GpuExplanation(Timed):
+    """All of it, with a cold weight. programs: of the kernel's launch, None where it is a
+    library's."""
 
     case: Case
     gpu: Gpu
     choice: Choice[Any]
     programs: int | None
-    ceiling: Ceiling
-    prediction: Prediction
-    measured: Spread | None
-
-    @property
-    def reached(self) -> float | None:
-        """The predicted time as a share of the measured one."""
-        if self.measured is None:
-            return None
-        return peak.share(self.prediction.seconds / self.measured.median)
-
-    def to_json(self) -> str:
-        """Everything as JSON text."""
-        plain = msgspec.to_builtins(self)
-        plain["prediction"]["seconds"] = self.prediction.seconds
-        return json.dumps({**plain, "reached": self.reached}, indent=2, allow_nan=False)
 
 
 def explain_linear(shape: str, format: str, device: str) -> GpuExplanation:
@@ -76,15 +57,22 @@ def explain_linear(shape: str, format: str, device: str) -> GpuExplanation:
     compute, memory = work / ceiling.gops / 1e9, moved / ceiling.read_gbs["memory"] / 1e9
     limit = "compute" if compute >= memory else "memory"
     prediction = Prediction(work, moved, "memory", compute, memory, limit)
-    programs = _programs(choice.config, case)
-    return GpuExplanation(case, gpu, choice, programs, ceiling, prediction, measured)
+    return GpuExplanation(
+        case=case,
+        gpu=gpu,
+        choice=choice,
+        programs=_programs(choice.config, case),
+        ceiling=ceiling,
+        prediction=prediction,
+        measured=measured,
+    )
 
 
 def _on(case: Case, clock: Graphs, device: torch.device) -> tuple[Gpu, Ceiling, Spread]:
     """What a GPU is, what it can do, and how long the product takes there."""
     with clock.using(1), torch.inference_mode():
         ceiling = clock.ceiling("", 1, "bfloat16")
-        task = layers.GpuTask.make(case, 0, device)
+        task = layers.GpuLinearProblem.make(case, 0, device)
         first = layers.packed(task)
         (count,) = clock.copies([task.weight_bytes])
         weights = [first, *(layers.copied(first) for _ in range(count - 1))]
@@ -106,9 +94,7 @@ def _programs(config: Any, case: Case) -> int | None:
 
 def render(one: GpuExplanation) -> RenderableType:
     """One line a fact."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = facts_table()
     table.add_row("kernel", f"{one.choice.kernel}: {one.choice.why}")
     for name, why in one.choice.refused:
         table.add_row("rejected", f"{name}: {why}")

@@ -35,25 +35,14 @@ from lowbit.report.charts import bars
 from lowbit.report.page import Figure
 from lowbit.report.text import format_seconds, new_table
 from lowbit_lab.bench.core import peak
+from lowbit_lab.bench.core.charts import roofline
 from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.bench.core.table import format_known, limits_line, thread_text
-from lowbit_lab.charts import roofline
+from lowbit_lab.trace.operators import Operator, of_torch, operators_table
 
 _RUNS = 10
 _WORDS = 2  # times as long take products of words
 _STEADY = 0.5  # a larger spread is no measurement
-
-
-class Operator(msgspec.Struct, frozen=True):
-    """An operator of PyTorch's over `_RUNS` calls of the network, divided by these. self_seconds:
-    without the operators that it calls; share: of these in all."""
-
-    name: str
-    self_seconds: float
-    total_seconds: float
-    share: float
-    calls: float
-    mean_seconds: float
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -113,7 +102,8 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """All of it. operators: PyTorch's, of a module. sides: before and after quantization."""
+    """All of it. operators: PyTorch's in a run, of a module. sides: before and after
+    quantization."""
 
     name: str
     cpu: str
@@ -185,32 +175,18 @@ def _operators(run: Run, sample: Mapping[str, Array], threads: int) -> tuple[Ope
     if isinstance(run, Session):
         return ()
     import torch
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as watched
+
+    def several() -> None:
+        for _ in range(_RUNS):
+            run(*sample.values())
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         run(*sample.values())
-        with watched(activities=[ProfilerActivity.CPU]) as seen:
-            for _ in range(_RUNS):
-                run(*sample.values())
+        return tuple(of_torch(several, _RUNS))
     finally:
         torch.set_num_threads(before)
-    events = [one for one in seen.key_averages() if one.self_cpu_time_total > 0]
-    whole = sum(one.self_cpu_time_total for one in events)
-    found = [
-        Operator(
-            one.key,
-            one.self_cpu_time_total / _RUNS * 1e-6,
-            one.cpu_time_total / _RUNS * 1e-6,
-            one.self_cpu_time_total / whole,
-            one.count / _RUNS,
-            one.cpu_time_total / one.count * 1e-6,
-        )
-        for one in events
-    ]
-    return tuple(sorted(found, key=lambda one: -one.self_seconds))
 
 
 def _side(
@@ -363,7 +339,10 @@ def render(profile: Profile) -> RenderableType:
     parts: list[RenderableType] = [Text(profile.name, "bold"), Text(f"{samples} on {where}")]
     parts += map(limits_line, profile.ceilings)
     if profile.operators:
-        parts += _operators_table(profile.operators)
+        shown, left = profile.operators[:_MOST_OPERATORS], profile.operators[_MOST_OPERATORS:]
+        rest = f"{len(left)} more take {sum(one.share for one in left):.1%}" if left else ""
+        table = operators_table("PyTorch's operators, before", shown)
+        parts += [table, Text(rest, "dim")]
     for side in profile.sides:
         if side.untimed:
             parts.append(Text(f"{side.name}: not timed: {side.untimed}"))
@@ -381,19 +360,6 @@ def render(profile: Profile) -> RenderableType:
     note += "computes in, and by memory, its bytes at the read rate of the cache that holds them. "
     note += "winograd makes a quarter of the multiply-adds, of words."
     return Group(*parts, Text(note, "dim"))
-
-
-def _operators_table(several: tuple[Operator, ...]) -> list[RenderableType]:
-    columns = [("operator", False), ("self", True), ("share", True), ("total", True)]
-    columns += [("calls", True), ("mean", True)]
-    made = new_table("PyTorch's operators, before", columns)
-    for one in several[:_MOST_OPERATORS]:
-        total, mean = format_seconds(one.total_seconds), format_seconds(one.mean_seconds)
-        own = format_seconds(one.self_seconds), f"{one.share:.1%}"
-        made.add_row(one.name, *own, total, f"{one.calls:.4g}", mean)
-    left = several[_MOST_OPERATORS:]
-    rest = f"{len(left)} more take {sum(one.share for one in left):.1%}" if left else ""
-    return [made, Text(rest, "dim")]
 
 
 def _kinds_table(side: Side) -> RenderableType:

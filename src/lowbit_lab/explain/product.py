@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -33,9 +32,9 @@ from lowbit_lab.bench.core.clock import Limits, interleave, quantiles
 from lowbit_lab.bench.core.cpu import Cpu
 from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.bench.core.record import Spread
-from lowbit_lab.bench.core.table import format_known, format_spread
-from lowbit_lab.bench.peers.own import Lowbit, packed_weight
-from lowbit_lab.bench.suites.matmul.problem import Problem
+from lowbit_lab.bench.core.table import facts_table, format_known, format_spread
+from lowbit_lab.bench.peers.own import LowbitMatmul, packed_weight
+from lowbit_lab.bench.suites.matmul.problem import MatmulProblem
 from lowbit_lab.bench.suites.matmul.problem import product as product_case
 
 _LIMITS = Limits(noise=0.02, seconds=1.0)
@@ -102,10 +101,33 @@ class Prediction:
         return max(self.compute_seconds, self.memory_seconds)
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """All of it; `measured` are seconds of one call, its weights warm. left: None where its rows
-    are read where they lie.
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What a product should take, and what it takes: seconds of one call; measured is None of a GPU
+    that is not here."""
+
+    ceiling: Ceiling
+    prediction: Prediction
+    measured: Spread | None
+
+    @property
+    def reached(self) -> float | None:
+        """The predicted time as a share of the measured one; None where there is none, or the
+        limits that predict it were not measured well."""
+        if self.measured is None or self.ceiling.disturbed:
+            return None
+        return peak.share(self.prediction.seconds / self.measured.median)
+
+    def to_json(self) -> str:
+        """Everything as JSON text."""
+        plain = msgspec.to_builtins(self)
+        plain["prediction"]["seconds"] = self.prediction.seconds
+        return json.dumps({**plain, "reached": self.reached}, indent=2, allow_nan=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(Timed):
+    """All of it, with warm weights. left: None where its rows are read where they lie.
 
     largest_pair: the most that two neighbouring weights along K sum to in one direction, where a
     kernel asks for that; None where none does.
@@ -123,23 +145,7 @@ class Explanation:
     right: Operand
     beside_right_bytes: int
     largest_pair: int | None
-    ceiling: Ceiling
-    prediction: Prediction
     measured: Spread
-
-    @property
-    def reached(self) -> float | None:
-        """The predicted time as a share of the measured one; None where the limits that predict it
-        were not measured well."""
-        if self.ceiling.disturbed:
-            return None
-        return peak.share(self.prediction.seconds / self.measured.median)
-
-    def to_json(self) -> str:
-        """Everything as JSON text."""
-        plain = msgspec.to_builtins(self)
-        plain["prediction"]["seconds"] = self.prediction.seconds
-        return json.dumps({**plain, "reached": self.reached}, indent=2, allow_nan=False)
 
 
 def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explanation:
@@ -152,14 +158,14 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     case = product_case(shape, dtypes)
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1")
-    problem = Problem.make(case)
+    problem = MatmulProblem.make(case)
     with Cpu().using(threads or max_threads()):
         packed = packed_weight(problem)
         prepared = prepared_of(problem, packed, threads)
         plan, product = prepared.plan, prepared.request
         assert plan is not None
         ceiling = peak.measure(plan.isa.name, plan.threads)
-        call = Lowbit().prepare(problem, plan.threads).call
+        call = LowbitMatmul().prepare(problem, plan.threads).call
         taken = interleave({"lowbit": [call]}, _LIMITS)["lowbit"]
     m, k = case.sizes["M"], case.sizes["K"]
     wants_proof = dispatch.wants_proof(instruction_sets.active().name)
@@ -184,7 +190,7 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     )
 
 
-def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> Prepared:
+def prepared_of(problem: MatmulProblem, packed: PackedMatrix, threads: int | None) -> Prepared:
     """What the public function runs for this problem."""
     a, spec = problem.a, problem.case.spec
     left = a.shape, a.strides, a.dtype
@@ -246,7 +252,7 @@ def _operand(given_bytes: int, packed_bytes: int, elements: int) -> Operand:
 
 
 def _predict(
-    problem: Problem, product: Product, plan: Plan, packed: PackedMatrix, ceiling: Ceiling
+    problem: MatmulProblem, product: Product, plan: Plan, packed: PackedMatrix, ceiling: Ceiling
 ) -> Prediction:
     rows, columns = _packed_rows(product, plan), len(packed.column_sums)
     depth = padded_k(product.k)
@@ -266,9 +272,7 @@ def _predict(
 
 def render(one: Explanation) -> RenderableType:
     """One line a fact, grouped as the way of the data goes."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = facts_table()
     table.add_row("kernel", f"{one.kernel} on {one.isa}")
     for each in one.rejected:
         name = each.isa if each.kernel is None else f"{each.kernel} on {each.isa}"
@@ -309,19 +313,6 @@ def _operand_text(operand: Operand) -> str:
         f"{operand.given_bytes:,} bytes become {operand.packed_bytes:,}, of which "
         f"{format_known(operand.padding)} is padding"
     )
-
-
-class Timed(Protocol):
-    """What `add_times` shows of an explanation."""
-
-    @property
-    def prediction(self) -> Prediction: ...
-    @property
-    def ceiling(self) -> Ceiling: ...
-    @property
-    def measured(self) -> Spread | None: ...
-    @property
-    def reached(self) -> float | None: ...
 
 
 def add_times(table: Table, explanation: Timed) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import languages
 from lowbit_lab.compare.built import Built
 from lowbit_lab.compare.gpu import PtxLanguage
-from lowbit_lab.compare.problem import CudaC, Problem, Variant
+from lowbit_lab.compare.problem import CudaC, Problem
 from lowbit_lab.compare.toolchain import MissingToolError, compile_cuda_c
 
 

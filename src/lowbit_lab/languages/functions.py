@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from lowbit.spec import Case, Operation, Sizes, cases_of
+from lowbit.spec import Case, Sizes, cases_of
 from lowbit_lab.backends.backend import PLAIN, Request, Subject, Way
 from lowbit_lab.backends.language import Language, languages
-from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import is_of_sizes
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import Run, Trial, crash_of, most_steps
 from lowbit_lab.run.tensor import CheckedTensor, dtype_of, tensor_of, unwritten
@@ -38,13 +38,13 @@ class TensorFunction(Language):
     def interpret(cls, request: Request) -> Subject:
         """ValueError if a parameter is no input, is not given, and has no default; and for a value
         that no parameter takes."""
-        name = request.kernel.__name__
-        if (request.grid, request.output, request.initial) != (None, None, None):
+        name = request.variant.kernel.__name__
+        if (request.variant.grid, request.output, request.initial) != (None, None, None):
             raise ValueError(
                 f"{name} is a function of tensors, which launches its kernels itself: "
                 "leave out grid, output and initial (a kernel needs @triton.jit)"
             )
-        _refuse_unfitting(request.kernel, request.operation, request.given)
+        _refuse_unfitting(request)
         triton = triton_modules()[0]
         import torch
 
@@ -75,9 +75,9 @@ class _Subject(Subject):
     def _called(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
         import torch
 
-        given = self.request.given.items()
+        given = self.request.variant.constants.items()
         others = {name: one(sizes) if is_of_sizes(one) else one for name, one in given}
-        result = self.request.kernel(**tensors, **others)
+        result = self.request.variant.kernel(**tensors, **others)
         if self.operation.part is not None:
             count = len(self.operation.beside) + 1
             if not isinstance(result, tuple | list) or len(result) != count:
@@ -123,9 +123,9 @@ class _Subject(Subject):
         return Finding("wrong-result", message, tensor=wanted.name)
 
 
-def _refuse_unfitting(
-    function: FunctionType, operation: Operation, given: Mapping[str, Any]
-) -> None:
+def _refuse_unfitting(request: Request) -> None:
+    function, operation = request.variant.kernel, request.operation
+    given = request.variant.constants
     inputs = [tensor.name for tensor in operation.inputs]
     listed, name = inspect.signature(function).parameters, function.__name__
     for parameter in (*inputs, *given):

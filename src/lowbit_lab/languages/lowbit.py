@@ -20,11 +20,12 @@ from lowbit.isa.types import Pointer, s64
 from lowbit.isa.value import Register, Value
 from lowbit.jit import interpret
 from lowbit.jit.kernel import Kernel
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.kernel import KernelBackend
 from lowbit_lab.backends.language import languages
 from lowbit_lab.compare import assembly
 from lowbit_lab.compare.built import Built
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.run.bind import Parameter, TensorArgument
 from lowbit_lab.run.memory import Lanes, Memory
 from lowbit_lab.run.registers import RegisterWatch

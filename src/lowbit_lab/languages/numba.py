@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lowbit_lab.backends.backend import Variant
 from lowbit_lab.backends.language import languages
 from lowbit_lab.compare import assembly
 from lowbit_lab.compare.built import Built
 from lowbit_lab.compare.numba_types import NumbaLanguage, typed
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 
 
 @languages.register("Numba")

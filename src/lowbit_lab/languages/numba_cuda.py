@@ -29,12 +29,13 @@ from numpy.typing import NDArray
 
 from lowbit.registry.locks import Lock
 from lowbit.spec import TensorType
-from lowbit_lab.backends.kernel import KernelBackend
+from lowbit_lab.backends.backend import Request, Variant
+from lowbit_lab.backends.kernel import KernelBackend, KernelSubject
 from lowbit_lab.backends.language import languages
 from lowbit_lab.compare.built import Built
 from lowbit_lab.compare.gpu import PtxLanguage
 from lowbit_lab.compare.numba_types import NumbaLanguage, typed
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.toolchain import MissingToolError, find_nvvm
 from lowbit_lab.run.bind import Parameter, TensorArgument
 from lowbit_lab.run.memory import Lanes, Memory
@@ -134,6 +135,11 @@ class NumbaCuda(NumbaLanguage, PtxLanguage, KernelBackend):
                     elif isinstance(error, AttributeError):
                         raise
                     raise UnsupportedError(text).with_traceback(error.__traceback__) from None
+
+    @classmethod
+    def interpret(cls, request: Request) -> KernelSubject:
+        block = dict(zip(_THREADS, request.variant.block or (), strict=False))
+        return super().interpret(request.launched(constants={**request.variant.constants, **block}))
 
     # Compiled, for a GPU that need not be there.
 

@@ -6,7 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -16,19 +16,19 @@ from typing import Any, Self
 import numpy as np
 
 from lowbit.spec import Array
-from lowbit_lab.backends.ahead import compiled, complaint
-from lowbit_lab.backends.backend import Request
+from lowbit_lab.backends.ahead import Locations, compiled, complaint
+from lowbit_lab.backends.backend import Request, Variant
 from lowbit_lab.backends.kernel import KernelBackend, KernelSubject
 from lowbit_lab.backends.language import languages
 from lowbit_lab.backends.unstated import completed
 from lowbit_lab.compare.built import Built, Typed
-from lowbit_lab.compare.problem import Problem, Variant
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.ptx.execute import Launch
 from lowbit_lab.compare.ptx.memory import Memory as PtxMemory
 from lowbit_lab.compare.ptx.memory import packed_parameters
 from lowbit_lab.compare.ptx.parse import parse
-from lowbit_lab.report import Finding
 from lowbit_lab.run.bind import Parameter, TensorArgument
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import UnsupportedError, cause_of, last_line
 from lowbit_lab.run.trace import Grid, Program
@@ -39,7 +39,6 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas")
 _WARPS = 4
 _VALUE = re.compile(r"^\s*%([A-Za-z_]\w*?)(?:_\d+)? = .*?([\w.!<>*x]+) loc\((#\w+)\)\s*$")
 _SHAPE = re.compile(r"tensor<((?:\d+x)+)")
-_PLACE = re.compile(r'^(#\w+) = loc\("([^"]*)"(?::(\d+):\d+|\((#\w+)\))')
 
 
 @languages.register("Triton")
@@ -146,15 +145,14 @@ class TritonKernel(KernelBackend):
 
     @classmethod
     def interpret(cls, request: Request) -> KernelSubject:
-        kernel = cls.of(request.kernel)
+        kernel = cls.of(request.variant.kernel)
         options = {*_OPTIONS} - {one.name for one in kernel.parameters}
-        asked = {name: n for name, n in request.given.items() if name not in options}
-        request = replace(request, given=asked)
-        own = {name: n for name, n in kernel.constants.items() if name not in request.given}
-        whole = replace(request, given={**own, **request.given})
+        asked = {n: one for n, one in request.variant.constants.items() if n not in options}
+        own = {name: one for name, one in kernel.constants.items() if name not in asked}
+        whole = request.launched(constants={**own, **asked})
         known = completed(whole, kernel.text, kernel.parameters)
-        given = {name: n for name, n in known.given.items() if name not in own}
-        return super().interpret(replace(known, given=given))
+        given = {n: one for n, one in known.variant.constants.items() if n not in own}
+        return super().interpret(known.launched(constants=given))
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         self.jitted[grid](**self.decided(arguments))
@@ -193,7 +191,7 @@ class TritonKernel(KernelBackend):
         assert problem.operation is not None
         arrays[problem.operation.result.name] = problem.operation.result.dtype
         kernel: Any = subject.kernel
-        arguments = subject.binding.arguments(problem.sizes, _strides(problem))
+        arguments = subject.arguments_at(problem.sizes)
         options = {n: variant.constants[n] for n in _OPTIONS if n in variant.constants}
         made = compiled(kernel, arguments, arrays, sm, **options)
         return Built(
@@ -220,9 +218,7 @@ class TritonKernel(KernelBackend):
         constants = {one.name for one in kernel.parameters if one.constant}
         values = [
             places[one.name] if isinstance(one, TensorArgument) else one
-            for name, one in kernel.decided(
-                subject.binding.arguments(problem.sizes, _strides(problem))
-            ).items()
+            for name, one in kernel.decided(subject.arguments_at(problem.sizes)).items()
             if name not in constants and one != 1
         ]
         types = {one.name: (one.letter, one.bits) for one in ptx.parameters}
@@ -236,10 +232,9 @@ class TritonKernel(KernelBackend):
     ) -> Callable[[], object]:
         subject = cls.interpret(cls.request(variant, problem))
         kernel: Any = subject.kernel
-        given = subject.binding.arguments(problem.sizes, _strides(problem))
         values = {
             name: arrays[one.name] if isinstance(one, TensorArgument) else one
-            for name, one in kernel.decided(given).items()
+            for name, one in kernel.decided(subject.arguments_at(problem.sizes)).items()
         }
         options = {n: variant.constants[n] for n in _OPTIONS if n in variant.constants}
         grid = subject.grid_at(problem.sizes)
@@ -315,13 +310,6 @@ def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
     return interpreter._implicit_cvt(value)
 
 
-def _strides(problem: Problem) -> dict[str, list[int]]:
-    assert problem.operation is not None
-    tensors = (*problem.operation.inputs, problem.operation.result)
-    shapes = {one.name: one.shape(problem.sizes) for one in tensors}
-    return {n: [int(np.prod(s[i + 1 :])) for i in range(len(s))] for n, s in shapes.items()}
-
-
 def _widest(ttir: str) -> int:
     """Elements of the largest tensor."""
     shapes = _SHAPE.findall(ttir)
@@ -330,25 +318,12 @@ def _widest(ttir: str) -> int:
 
 def _types(ttir: str) -> tuple[Typed, ...]:
     """The variables of the text with their types, as Triton names values after them."""
-    places = {one[1]: one for row in ttir.splitlines() if (one := _PLACE.match(row))}
-
-    def line(name: str | None) -> int | None:
-        for _ in range(4):
-            place = places.get(name or "")
-            if place is None:
-                return None
-            if place[3]:
-                return int(place[3])
-            name = place[4]
-        return None
-
-    found: dict[str, Typed] = {}
+    locations, found = Locations(ttir), dict[str, Typed]()
     for row in ttir.splitlines():
         one = _VALUE.match(row)
-        place = places.get(one[3]) if one else None
-        # A location with a name is that of a variable.
-        if one is not None and place is not None and place[4]:
+        if one is not None and (name := locations.variable(one[3])):
             # The last value of a name is what the text's variable ends as.
             type_ = re.sub(r"!tt\.ptr<(\w+)>", r"\1", one[2]) if " tt.load " in row else one[2]
-            found[place[2]] = Typed(place[2], type_, line(one[3]))
+            place = locations.place(one[3])
+            found[name] = Typed(name, type_, place and place.line)
     return tuple(found.values())

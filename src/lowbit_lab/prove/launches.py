@@ -70,7 +70,7 @@ def bounds_of_sizes(subject: Any) -> dict[str, Verdict]:
     from lowbit_lab.prove.numbers import Number, plain
 
     sizes: dict[str, Any] = {name: Number(z3.Int(name)) for name in operation.names}
-    grid_of: Any = subject.request.grid
+    grid_of: Any = subject.request.variant.grid
     types = {one.name: one for one in (*operation.inputs, operation.result)}
     for name, one in binding.scratch.items():
         types[name] = TensorType(name, one.dtype, tuple(one.shape.split()))

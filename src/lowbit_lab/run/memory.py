@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.spec import Array
-from lowbit_lab.report import Finding
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.order import Begun, Order
 from lowbit_lab.run.tensor import NOBODY, CheckedTensor, poison, storage_dtype, strays
 from lowbit_lab.run.trace import Access, Block, Computation, Kind, Place, Program, Recorder, Step

@@ -14,7 +14,7 @@ import numpy as np
 from lowbit.registry.locks import cached_property
 from lowbit.spec import SPECIAL, Array, Case, Expected, Sizes
 from lowbit.spec.dtypes import FLOAT32_UNIT
-from lowbit_lab.report import Finding
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import EndlessError, Memory
 from lowbit_lab.run.special import forgiven, leaked
 from lowbit_lab.run.tensor import NOBODY, CheckedTensor, widened

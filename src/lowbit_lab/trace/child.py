@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from lowbit.jit.kernel import Program
 from lowbit.registry.extras import explained, versions
 from lowbit_lab.bench.core.clock import Limits, interleave, quantiles
 from lowbit_lab.trace import cfi
-from lowbit_lab.trace.report import Operator
+from lowbit_lab.trace.operators import Operator, of_torch
 from lowbit_lab.trace.sampler import Mapping, Sample, Sampler, mappings
 from lowbit_lab.trace.subject import FILE, Asked, Opened, opened, refusal, understood
 from lowbit_lab.trace.unwind import Memory, Unwinder
@@ -243,7 +244,7 @@ TORCH, PYTHON = "torch.profiler", "cProfile"
 def profiled(call: Callable[[], object]) -> tuple[str, list[Operator]]:
     """Which profiler it was, and its table of a few calls."""
     if "torch" in sys.modules:
-        found = _torch(call)
+        found = of_torch(partial(_some, call))
         if found:
             return TORCH, found
     return PYTHON, _python(call)
@@ -255,20 +256,6 @@ def _some(call: Callable[[], object]) -> None:
         call()
         if time.perf_counter() > end:
             return
-
-
-def _torch(call: Callable[[], object]) -> list[Operator]:
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        _some(call)
-    return Operator.rows(
-        [
-            (one.key, one.self_cpu_time_total * 1e-6, one.cpu_time_total * 1e-6, one.count)
-            for one in seen.key_averages()
-            if not one.key.startswith("ProfilerStep")
-        ]
-    )
 
 
 def _python(call: Callable[[], object]) -> list[Operator]:

@@ -89,6 +89,9 @@ _HANDS_ON = re.compile(
     r"invokeOperator|_get_operation_for_overload|^swig|_wrap_|_legacy_loop"
 )
 
+# What PyTorch puts before a module's `forward`.
+_OF_MODULES = ("_call_impl", "_wrapped_call_impl", "decorate_context")
+
 
 def frames(functions: Sequence[Function], python: Sequence[Sequence]) -> list[Frame]:
     """From the outermost to the kernel. functions: the native ones, the innermost first; python:
@@ -106,12 +109,7 @@ def frames(functions: Sequence[Function], python: Sequence[Sequence]) -> list[Fr
         found.append(Frame(name, where, one.kind, matters, named=bool(one.name) or inside))
     found.reverse()
     known = [
-        Frame(name, f"{Path(file).name}:{line}", PYTHON, not _of_module_call(name))
+        Frame(name, f"{Path(file).name}:{line}", PYTHON, name not in _OF_MODULES)
         for file, line, name in reversed(python)
     ]
     return known + found if inside else found
-
-
-def _of_module_call(name: str) -> bool:
-    """Whether a Python function is one of those that PyTorch puts before `forward`."""
-    return name in ("_call_impl", "_wrapped_call_impl", "decorate_context")

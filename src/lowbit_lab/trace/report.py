@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from lowbit_lab.bench.core.record import Spread
-
-
-@dataclass(frozen=True)
-class Operator:
-    """A line of the operator table: seconds of all its calls, in itself and with what it calls;
-    its share of all operators' own time."""
-
-    name: str
-    self_seconds: float
-    total_seconds: float
-    share: float
-    calls: int
-
-    @property
-    def mean_seconds(self) -> float:
-        """Of one call, with what it calls."""
-        return self.total_seconds / max(1, self.calls)
-
-    @staticmethod
-    def rows(found: Sequence[tuple[str, float, float, int]]) -> list[Operator]:
-        """Of names, own and total seconds, and calls; the longest first."""
-        whole = sum(own for _, own, _, _ in found) or 1.0
-        made = [Operator(name, own, total, own / whole, n) for name, own, total, n in found]
-        return sorted(made, key=lambda row: -row.self_seconds)
-
-    @staticmethod
-    def table(taken: Mapping[str, Sequence[float]]) -> list[Operator]:
-        """Of the seconds of each call, where none calls another."""
-        return Operator.rows([(name, sum(s), sum(s), len(s)) for name, s in taken.items()])
+from lowbit_lab.trace.operators import Operator
 
 
 @dataclass(frozen=True)
@@ -182,8 +154,6 @@ class Trace:
     def to_json(self) -> str:
         """Everything as JSON text; addresses are numbers."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        for row, one in zip(plain["operators"], self.operators, strict=True):
-            row["mean_seconds"] = one.mean_seconds
         for row, one in zip(plain["loops"], self.loops, strict=True):
             row["loads_per_product"] = one.loads_per_product
             row["stores_per_product"] = one.stores_per_product

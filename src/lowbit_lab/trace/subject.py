@@ -20,7 +20,7 @@ import numpy as np
 
 from lowbit.registry import Registry
 from lowbit.registry.extras import require
-from lowbit_lab.trace.report import Operator
+from lowbit_lab.trace.operators import Operator
 
 if TYPE_CHECKING:
     import torch
@@ -212,7 +212,9 @@ def onnx_file(asked: Asked) -> Opened:
         raise FileNotFoundError(2, "there is no such file", asked.name)
     batch = asked.take("batch", 1)
     asked.nothing_left()
-    session = _session(asked)
+    from lowbit_lab.bench.peers.networks import onnx_session
+
+    session = onnx_session(asked.name, asked.threads)
     values = random_inputs(
         {one.name: (one.type[7:-1], one.shape) for one in session.get_inputs()}, batch
     )
@@ -236,21 +238,12 @@ def random_inputs(
     return values
 
 
-def _session(asked: Asked, profile: str = "") -> Any:
-    import onnxruntime  # pyright: ignore[reportMissingImports]
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = asked.threads
-    options.log_severity_level = 3
-    if profile:
-        options.enable_profiling, options.profile_file_prefix = True, profile
-    return onnxruntime.InferenceSession(asked.name, options, providers=["CPUExecutionProvider"])
-
-
 def _profile(asked: Asked, values: dict[str, Any]) -> list[Operator]:
     """A row for each operator of the file's graph as ONNX Runtime runs it."""
+    from lowbit_lab.bench.peers.networks import onnx_session
+
     with tempfile.TemporaryDirectory() as folder:
-        session = _session(asked, str(Path(folder) / "profile"))
+        session = onnx_session(asked.name, asked.threads, str(Path(folder) / "profile"))
         for _ in range(1 + _ONNX_CALLS):
             session.run(None, values)
         events = json.loads(Path(session.end_profiling()).read_text())

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lowbit.report.text import format_seconds, new_table
-from lowbit_lab.bench.core.table import format_known
+from lowbit_lab.bench.core.table import facts_table, format_known
 from lowbit_lab.trace import replay, roles
-from lowbit_lab.trace.report import Frame, Limit, Loop, Trace
+from lowbit_lab.trace.operators import operators_table
+from lowbit_lab.trace.report import Limit, Loop, Trace
 
 _OPERATORS = 12
 _LISTED = 40
@@ -44,9 +45,7 @@ def render(trace: Trace, whole: bool = False) -> RenderableType:
 
 
 def _head(trace: Trace) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = facts_table()
     table.add_row("fast path", Text(trace.verdict.text))
     if trace.operators:
         first = trace.operators[0]
@@ -75,14 +74,8 @@ def _instructions(hot: Loop) -> str:
 
 
 def _operators(trace: Trace, whole: bool) -> Table:
-    columns = [("operator", False), ("self", True), ("share", True), ("total", True)]
-    table = new_table(
-        f"Operators, by {trace.operators_by}", [*columns, ("calls", True), ("mean", True)]
-    )
-    for row in trace.operators if whole else trace.operators[:_OPERATORS]:
-        own, total = format_seconds(row.self_seconds), format_seconds(row.total_seconds)
-        mean = format_seconds(row.mean_seconds)
-        table.add_row(Text(row.name), own, f"{row.share:.1%}", total, str(row.calls), mean)
+    shown = trace.operators if whole else trace.operators[:_OPERATORS]
+    table = operators_table(f"Operators, by {trace.operators_by}", shown)
     left = len(trace.operators) - _OPERATORS
     if left > 0 and not whole:
         table.caption = f"and {left} more; --whole shows all"
@@ -95,7 +88,8 @@ def _chain(trace: Trace, whole: bool) -> Iterator[RenderableType]:
     for where, group in groupby(trace.chain, key=lambda frame: frame.named or frame.where):
         frames = list(group)
         if whole or where is True:
-            shown = [_frame(frame) for frame in frames if whole or frame.matters]
+            matter = (frame for frame in frames if whole or frame.matters)
+            shown = [f"{frame.function}  [{frame.where}]" for frame in matter]
         else:  # those without a name as one
             shown = [f"{len(frames)} without a name  [{where}]"]
         for line in shown:
@@ -104,10 +98,6 @@ def _chain(trace: Trace, whole: bool) -> Iterator[RenderableType]:
         left += len(frames) - len(shown)
     if left:
         yield Text(f"  ({left} frames that only hand the call on are left out; --whole shows all)")
-
-
-def _frame(frame: Frame) -> str:
-    return f"{frame.function}  [{frame.where}]"
 
 
 def _parts(trace: Trace) -> Table:

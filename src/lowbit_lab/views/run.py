@@ -13,11 +13,17 @@ from typing import Any, get_args
 
 from lowbit.report.page import part
 from lowbit.spec import FILLS, Block, Case, Layout, Operation, Sizes
-from lowbit_lab.backends.backend import GridLike, Request, Subject
+from lowbit_lab.backends.backend import GridLike, Request, Subject, Variant
 from lowbit_lab.backends.language import bound
-from lowbit_lab.report import Finding
+from lowbit_lab.backends.source import (
+    blamed,
+    in_simulator,
+    needs_simulator,
+    request_named,
+    request_of_file,
+)
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.tensor import strides_of
-from lowbit_lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
 from lowbit_lab.views.trace import SCHEMA, trace_of, view_data
 
 # A view: what one run of a kernel did, as a page of HTML that needs nothing else, and as JSON.
@@ -133,7 +139,7 @@ def view(
     Raises as `check` does, and ValueError for a size, fill or layout that is unknown, and for sizes
     that are too large to draw. A kernel that stops with an error is shown as far as it got.
     """
-    request = Request(kernel, spec, grid, output, initial, seed, given)
+    request = Request(Variant(kernel, grid=grid, constants=given), spec, output, initial, seed)
     return view_request(request, sizes, fill, layout, limit)
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from lowbit.jit.memory import offsets_of
 from lowbit.spec import Block as BlockSize
 from lowbit.spec import Case, Operation, Sizes
-from lowbit_lab.backends.backend import GridLike, Request, Subject, Way
+from lowbit_lab.backends.backend import GridLike, Request, Subject, Variant, Way
 from lowbit_lab.backends.language import bound
-from lowbit_lab.report import Finding
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.outcome import Run, Trial, judge
 from lowbit_lab.run.tensor import NOBODY, CheckedTensor, widened
 from lowbit_lab.run.trace import (
@@ -117,7 +117,8 @@ def trace_kernel(
     sizes: of the run, those of the exercise if None; fill: the data, one of spec.FILLS.
     Raises as `check` does, and RuntimeError with its message if the kernel stops with an error.
     """
-    subject = bound(Request(kernel, spec, grid, output, initial, seed, given))
+    variant = Variant(kernel, grid=grid, constants=given)
+    subject = bound(Request(variant, spec, output, initial, seed))
     operation = subject.operation
     trace = trace_of(subject, Case(operation, sizes or operation.exercise, fill))
     crashes = [finding for finding in trace.findings if finding.kind == "crash"]

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lowbit_lab.report import Finding, coloured, plain
+from lowbit_lab.checks.result import coloured, plain
+from lowbit_lab.run.findings import Finding
 
 
 @dataclass

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lowbit.spec import DTYPES
 from lowbit_lab.backends.host import is_reinterpreted
-from lowbit_lab.report import Finding
+from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.tensor import CheckedTensor, widened
 from lowbit_lab.run.trace import Grid, Program, programs_of

@@ -23,7 +23,7 @@ from lowbit_lab.backends.host import TORCH, Host, machinery
 from lowbit_lab.languages.triton import TritonKernel
 from lowbit_lab.prove.launches import available, bounds_of_launch, in_words
 from lowbit_lab.prove.ttir import is_gluon
-from lowbit_lab.report import Caller, Finding
+from lowbit_lab.run.findings import Caller, Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import UnsupportedError, crash_of
 from lowbit_lab.run.tensor import NOBODY, CheckedTensor

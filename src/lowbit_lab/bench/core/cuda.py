@@ -6,10 +6,10 @@ from __future__ import annotations
 import importlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _HIDING_CYCLES = 400_000
 _WARM_UPS = 3
 Events = tuple[torch.cuda.Event, torch.cuda.Event]
+Start = tuple[Callable[[], Events], int]
+"""What starts calls, and how many lie between its two events."""
+_Key = TypeVar("_Key", bound=Hashable)
 # A CUDA graph starts in a few µs, and its kernels need none of Python.
 _GRAPH_SECONDS, _MOST_CALLS = 200e-6, 64
 
@@ -75,13 +78,16 @@ class Cuda(Clock):
         on_round: Callable[[float], None] | None = None, pools: Mapping[str, str] | None = None,
     ) -> dict[str, Samples]:  # fmt: skip
         """Seconds of each call, in rounds of random order, until all medians are known to
-        `limits.noise` or the time is up. Every call is made a few times before."""
+        `limits.noise` or the time is up."""
+        return in_rounds(self.starts(calls), limits, seed, on_round)
+
+    def starts(self, calls: Mapping[str, Sequence[Call]]) -> dict[str, Start]:
+        """Of each; every call is made a few times before."""
         flush = _flush(self._device)
         for (call,) in calls.values():
             for _ in range(_WARM_UPS):
                 call()
-        starts = {name: partial(_timed, call, flush) for name, (call,) in calls.items()}
-        return _in_rounds(starts, dict.fromkeys(calls, 1), limits, seed, on_round)
+        return {name: (partial(_timed, call, flush), 1) for name, (call,) in calls.items()}
 
     def tidy(self) -> None:
         """After a case: give back memory, and what was compiled for its sizes."""
@@ -108,30 +114,30 @@ class Cuda(Clock):
         }
 
 
-def _in_rounds(
-    starts: Mapping[str, Callable[[], Events]],
-    counts: Mapping[str, int],
-    limits: Limits,
-    seed: int,
-    on_round: Callable[[float], None] | None,
-) -> dict[str, Samples]:
-    """Seconds of a call of each, of which so many lie between its two events."""
+def in_rounds(
+    starts: Mapping[_Key, Start], limits: Limits, seed: int = 0,
+    on_round: Callable[[float], None] | None = None,
+) -> dict[_Key, Samples]:  # fmt: skip
+    """Seconds of a call of each."""
     torch.cuda.synchronize()
     order, taken = random.Random(seed), {name: list[float]() for name in starts}
     begun = time.perf_counter()
     for count in range(1, limits.most_rounds + 1):
         turns = order.sample([*starts], len(starts))
-        events = {name: starts[name]() for name in turns}
+        events = {name: starts[name][0]() for name in turns}
         torch.cuda.synchronize()
         for name, (start, end) in events.items():
-            taken[name].append(start.elapsed_time(end) / 1e3 / counts[name])
+            taken[name].append(start.elapsed_time(end) / 1e3 / starts[name][1])
         known = all(median_noise(np.array(one)) <= limits.noise for one in taken.values())
         used = (time.perf_counter() - begun) / limits.seconds
         if on_round is not None:
             on_round(min(used, 1.0))
         if count >= limits.least_rounds and (known or used > 1):
             break
-    return {n: Samples(n, np.array(one), np.array(one), counts[n]) for n, one in taken.items()}
+    return {
+        name: Samples(str(name), np.array(one), np.array(one), starts[name][1])
+        for name, one in taken.items()
+    }
 
 
 class Graph:
@@ -157,12 +163,7 @@ class Graph:
 
     def start(self) -> Events:
         """Replay it once, between two events."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(_HIDING_CYCLES // 10)
-        start.record()
-        self._graph.replay()
-        end.record()
-        return start, end
+        return _between(self._graph.replay, _HIDING_CYCLES // 10)
 
     def seconds(self) -> float:
         """Replay it once: seconds of all of its calls."""
@@ -178,15 +179,9 @@ class Graphs(Cuda):
     def copies(self, sizes: Sequence[int]) -> list[int]:
         return [copies(size, self._device) for size in sizes]
 
-    def time(
-        self, calls: Mapping[str, Sequence[Call]], limits: Limits, *, seed: int = 0,
-        on_round: Callable[[float], None] | None = None, pools: Mapping[str, str] | None = None,
-    ) -> dict[str, Samples]:  # fmt: skip
-        """As of any GPU."""
+    def starts(self, calls: Mapping[str, Sequence[Call]]) -> dict[str, Start]:
         graphs = {name: Graph(several) for name, several in calls.items()}
-        starts = {name: graph.start for name, graph in graphs.items()}
-        counts = {name: graph.count for name, graph in graphs.items()}
-        return _in_rounds(starts, counts, limits, seed, on_round)
+        return {name: (graph.start, graph.count) for name, graph in graphs.items()}
 
     def ceiling(self, isa: str, threads: int, dtype: str) -> Ceiling:
         """The best that a few calls reach: products of each dtype, reads of a gigabyte."""
@@ -266,9 +261,14 @@ def _flush(device: torch.device) -> Callable[[], object]:
 
 
 def _timed(call: Call, flush: Callable[[], object]) -> Events:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     flush()
-    torch.cuda._sleep(_HIDING_CYCLES)
+    return _between(call, _HIDING_CYCLES)
+
+
+def _between(call: Call, cycles: int) -> Events:
+    """Make a call between two events, behind a wait of so many cycles."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(cycles)
     start.record()
     call()
     end.record()

@@ -147,4 +147,9 @@ def _reasons(suite: Suite, one: Implementation, seed: int) -> Generator[str | No
             ready = one.prepare(suite.make(case, seed), threads=1)
             ready.read(ready.call())
         except (ValueError, RuntimeError, NotImplementedError) as error:
-            reason = "refused: " + str(error).splitlines()[0]
+            reason = f"refused: {first_line(error)}"
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

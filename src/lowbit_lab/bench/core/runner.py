@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,8 @@ import numpy as np
 from lowbit import isa
 from lowbit_lab.bench.core.case import LIMIT, OURS, PEER, Call, Case, Implementation, Problem, Ready
 from lowbit_lab.bench.core.clock import Limits, Samples, paired_ratio, quantiles
-from lowbit_lab.bench.core.context import Clock
-from lowbit_lab.bench.core.isolated import Workers, attempt
+from lowbit_lab.bench.core.context import Clock, physical_memory
+from lowbit_lab.bench.core.isolated import Workers, attempt, first_line
 from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.bench.core.record import COLD, Absent, Record, Row, Spread, thread_text
 from lowbit_lab.bench.core.suite import Plan, Suite, chosen
@@ -181,7 +180,7 @@ class _Run:
                         self._report(case, "making data")
                         problem = self.suite.make(case, self.plan.seed)
                 except self.clock.own_refusals as error:
-                    return self._leave_out(case, "everyone", _first_line(error))
+                    return self._leave_out(case, "everyone", first_line(error))
                 self._report(case, f"packing and checking, {thread_text(threads)}")
                 ready = self._ready(case, problem, threads, entries, errors)
                 weights = "warm" if self.suite.colds else ""
@@ -217,7 +216,7 @@ class _Run:
                 elif own or one not in errors:
                     errors[one] = _error(one, each, problem, case)
             except refusals as error:
-                self._leave_out(case, one.name, _first_line(error))
+                self._leave_out(case, one.name, first_line(error))
                 continue
             ready[one] = each
         return ready
@@ -403,10 +402,6 @@ def _plain_loop(
     )
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _joined(name: str, several: Sequence[Mapping[str, Samples]]) -> dict[str, Samples]:
     """All samples of one that was timed beside each of several."""
     own = [samples[name] for samples in several]
@@ -426,7 +421,7 @@ def _too_much(count: int, nbytes: int) -> str | None:
     """Why that many copies cannot be made, or None."""
     if count > _MOST_COPIES:
         return f"it would need {count} copies to exceed the caches; a larger shape needs fewer"
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = physical_memory()
     if count * nbytes <= _MOST_MEMORY * memory:
         return None
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from lowbit_lab.bench.core.context import Clock
     from lowbit_lab.bench.core.record import Record, Row
+
+
+_Implementation = TypeVar("_Implementation", bound=Implementation)
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class Suite:
     turns with lowbit alone, so that a slow one does not use up the time of the others. colds:
     whether there are weights that can be cold. ceiling: the dtype whose peak is measured, "" for
     none. least_cold_bytes: of weights that are gone round, where that is more than the last cache.
-    threaded: whether a number of threads can be asked for.
+    threaded: whether a number of threads can be asked for. by_time: whether the fastest of a table
+    come first.
     """
 
     name: ClassVar[str] = ""
@@ -72,6 +76,7 @@ class Suite:
     ceiling: ClassVar[str] = "int8"
     least_cold_bytes: ClassVar[int] = 0
     threaded: ClassVar[bool] = True
+    by_time: ClassVar[bool] = True
 
     def resolved(self) -> Suite:
         """The suite that these options ask for: this one, or another for another device."""
@@ -135,8 +140,12 @@ class Suite:
     def render(self, record: Record) -> RenderableType:
         """The record as text."""
         title = self.title(record)
-        shown = table.tables(record.rows, self.columns(record.rows))
-        return table.page(record, *([title, ""] if title else [""]), *shown)
+        shown = table.tables(record.rows, self.columns(record.rows), by_time=self.by_time)
+        return table.page(record, *([title, ""] if title else [""]), *shown, *self.ending(record))
+
+    def ending(self, record: Record) -> Iterable[RenderableType]:
+        """What stands below the tables."""
+        return ()
 
 
 def chosen(suite: Suite, plan: Plan) -> list[Implementation]:
@@ -160,14 +169,16 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
     return several
 
 
-def named(what: str, text: str, names: Sequence[str]) -> list[str]:
-    """Names that an option asks for by their parts, as in lowbit,openvino; all if it is empty.
-    ValueError if a part is in no name."""
+def named(what: str, text: str, suite: str, kind: type[_Implementation]) -> list[_Implementation]:
+    """The implementations of a suite, of one kind, that an option asks for by parts of their names,
+    as in lowbit,openvino; all if it is empty. ValueError if a part is in no name."""
+    known = [one for one in implementations_of(suite) if isinstance(one, kind)]
     parts = [part.strip().lower() for part in text.split(",") if part.strip()]
     for part in parts:
-        if not any(part in name.lower() for name in names):
-            raise ValueError(f"no {what} is called {part!r}; known are {', '.join(names)}")
-    return [name for name in names if not parts or any(part in name.lower() for part in parts)]
+        if not any(part in one.name.lower() for one in known):
+            names = ", ".join(one.name for one in known)
+            raise ValueError(f"no {what} is called {part!r}; known are {names}")
+    return [one for one in known if not parts or any(x in one.name.lower() for x in parts)]
 
 
 def best_of(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -16,10 +16,6 @@ from lowbit_lab.bench.core.peak import PRODUCTS, Ceiling, share
 from lowbit_lab.bench.core.record import Record, Row, Spread, groups, standing, thread_text
 
 
-def _always(rows: Sequence[Row]) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Column:
     """A column: its heading, and the text of a row. when: whether a table of these rows has it."""
@@ -27,7 +23,7 @@ class Column:
     heading: str
     cell: Callable[[Row], str]
     right: bool = True
-    when: Callable[[Sequence[Row]], bool] = _always
+    when: Callable[[Sequence[Row]], bool] = lambda rows: True
 
 
 def table(
@@ -39,6 +35,14 @@ def table(
     for row in sorted(rows, key=lambda row: row.seconds.median) if by_time else rows:
         style = "bold" if bold and row.ours else None
         made.add_row(*(column.cell(row) for column in shown), style=style)
+    return made
+
+
+def facts_table() -> Table:
+    """An empty table of facts, each with its name before it."""
+    made = Table(show_header=False, box=None, pad_edge=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
     return made
 
 
@@ -82,8 +86,14 @@ def ratio_columns(rows: Sequence[Row], name: Callable[[str], str] = str) -> list
     return [column(reference) for reference in several]
 
 
-def _limited(rows: Sequence[Row]) -> bool:
-    return any(row.limit_share is not None for row in rows)
+def figure(title: str, name: str, form: str, factor: float = 1) -> Column:
+    """A column of what only some suites measure, a field of `extra`, where a row has it."""
+
+    def cell(row: Row) -> str:
+        shown = name in row.extra and row.kind != LIMIT
+        return form.format(factor * row.extra[name]) if shown else ""
+
+    return Column(title, cell, when=lambda rows: any(name in row.extra for row in rows))
 
 
 def limit_share(row: Row) -> str:
@@ -102,11 +112,19 @@ TIME = Column("time", lambda row: format_seconds(row.seconds.median))
 SPREAD = Column(
     "p10 to p90", lambda row: format_spread(row.seconds) if row.rounds > 1 else "one run"
 )
+MICROSECONDS = (
+    Column("µs", lambda row: f"{row.seconds.median * 1e6:,.1f}"),
+    Column("±", lambda row: "" if row.noise is None else f"{row.noise:.1%}"),
+)
 GOPS = Column("GOP/s", lambda row: "" if row.kind == LIMIT else three_digits(row.gops))
 GBS = Column("GB/s", lambda row: three_digits(row.gbs))
 PEAK = Column("% of peak", peak_share)
 ERROR = Column("error", lambda row: "" if row.error is None else format_error(row.error))
-READ = Column("% of read rate", limit_share, when=_limited)
+READ = Column(
+    "% of read rate",
+    limit_share,
+    when=lambda rows: any(row.limit_share is not None for row in rows),
+)
 
 
 def page(record: Record, *parts: RenderableType) -> Group:

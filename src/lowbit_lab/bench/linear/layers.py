@@ -50,7 +50,7 @@ def _blocks(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class GpuTask(Problem):
+class GpuLinearProblem(Problem):
     """A layer with its data: x bfloat16 [M, K]; the weight [N, K] as `values` (uint8 from 0 to 15,
     int8 or float8) and `scale`, [N, groups] or [N], or of blocks; of 8-bit activations, `q` and
     `q_scale`, the rows of x. Format: the case's dtypes."""
@@ -63,7 +63,7 @@ class GpuTask(Problem):
     q_scale: Tensor | None = None
 
     @classmethod
-    def make(cls, case: Case, seed: int, device: torch.device) -> GpuTask:
+    def make(cls, case: Case, seed: int, device: torch.device) -> GpuLinearProblem:
         """Draw x from N(0, 1), and a weight from N(0, 1 / K), which is then quantized."""
         made = torch.Generator(device).manual_seed(seed)
         M, N, K = (case.sizes[name] for name in "MNK")
@@ -186,7 +186,7 @@ def _spread(scale: Tensor, values: Tensor, rows: bool = False) -> Tensor:
 # What lowbit does: the operands of a weight once, and a product with them.
 
 
-def packed(task: GpuTask) -> tuple[Any, ...]:
+def packed(task: GpuLinearProblem) -> tuple[Any, ...]:
     """The weight as lowbit takes it."""
     if task.case.dtypes in _FOUR_BITS:
         return (pack_int4(task.values, task.scale, group_size=GROUP),)
@@ -195,7 +195,7 @@ def packed(task: GpuTask) -> tuple[Any, ...]:
     return task.values, task.scale
 
 
-def multiplied(task: GpuTask, *weight: Any) -> Tensor:
+def multiplied(task: GpuLinearProblem, *weight: Any) -> Tensor:
     """lowbit's product."""
     if kind := _FOUR_BITS.get(task.case.dtypes):
         return int4_dynamic_matmul(task.x, weight[0], dtype=kind)

@@ -18,7 +18,7 @@ from lowbit_lab.bench.core.peak import share
 from lowbit_lab.bench.core.record import Record, Row, groups, standing
 from lowbit_lab.bench.core.suite import Suite
 from lowbit_lab.bench.core.table import Column
-from lowbit_lab.bench.linear.layers import FORMATS, GROUP, SHAPES, GpuTask, parse
+from lowbit_lab.bench.linear.layers import FORMATS, GROUP, SHAPES, GpuLinearProblem, parse
 from lowbit_lab.bench.peers.linear_gpu import SUITE, CuBlas, from_file
 
 
@@ -56,14 +56,14 @@ class LinearOnGpu(Suite):
     def cases(self, seed: int = 0) -> Sequence[Case]:
         return parse(self.formats, self.shapes)
 
-    def make(self, case: Case, seed: int) -> GpuTask:
-        return GpuTask.make(case, seed, torch.device(self.device))
+    def make(self, case: Case, seed: int) -> GpuLinearProblem:
+        return GpuLinearProblem.make(case, seed, torch.device(self.device))
 
     def implementations(self) -> Sequence[Implementation]:
         return [*implementations_of(SUITE), *from_file(self.library)]
 
     def taking_part(
-        self, problem: GpuTask, chosen: Sequence[Implementation]
+        self, problem: GpuLinearProblem, chosen: Sequence[Implementation]
     ) -> list[Implementation]:
         """Those that take its format."""
         dtypes = problem.case.dtypes
@@ -77,8 +77,7 @@ class LinearOnGpu(Suite):
             Column("case", lambda row: row.case, False),
             Column("weights", lambda row: row.weights, False),
             table.IMPLEMENTATION,
-            Column("µs", lambda row: f"{row.seconds.median * 1e6:,.1f}"),
-            Column("±", lambda row: "" if row.noise is None else f"{row.noise:.1%}"),
+            *table.MICROSECONDS,
             Column("TB/s", lambda row: f"{row.gbs / 1e3:.2f}"),
             Column("TFLOP/s", lambda row: f"{row.gops / 1e3:,.1f}"),
             Column("% of limit", lambda row: table.format_known(of_limit(record, row))),

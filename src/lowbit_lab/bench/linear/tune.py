@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from lowbit.kernels.triton.fast import tables
@@ -22,13 +21,21 @@ from lowbit.kernels.triton.fast.many_rows import ManyRowsConfig
 from lowbit.kernels.triton.fast.scaled import ScaledConfig
 from lowbit.registry.extras import versions
 from lowbit_lab.bench.core.case import Case
-from lowbit_lab.bench.core.cuda import Graph, copies
-from lowbit_lab.bench.linear.layers import FORMATS, GpuTask, copied, multiplied, packed, parse
+from lowbit_lab.bench.core.clock import Limits
+from lowbit_lab.bench.core.cuda import Graph, copies, in_rounds
+from lowbit_lab.bench.core.progress import Progress
+from lowbit_lab.bench.linear.layers import (
+    FORMATS,
+    GpuLinearProblem,
+    copied,
+    multiplied,
+    packed,
+    parse,
+)
 
 Sizes = tuple[int, int, int]
 Job = tuple[str, int, int, str, Config]
 """A trial: format, rows of x, K, device and configuration."""
-Progress = Callable[[str, float], None]
 
 _GAIN = 1.03
 """An entry is at least so many times as fast as the rule; less is the noise of a run."""
@@ -101,7 +108,7 @@ def fails(format: str, M: int, K: int, device: str, config: Config) -> str | Non
     counters of what is cut along K must be 0 again."""
     try:
         (case,) = parse([format], [f"{M}x{K}:{K}x{_CHECKED}"])
-        task = GpuTask.make(case, 0, torch.device(device))
+        task = GpuLinearProblem.make(case, 0, torch.device(device))
         weight = packed(task)
         with tables.trying(config), torch.inference_mode():
             return next(
@@ -133,22 +140,17 @@ def _turns(calls: dict[Config, Sequence[Callable[[], Any]]], rounds: int) -> dic
     for config, several in calls.items():
         with tables.trying(config):
             graphs[config] = Graph(several)
-    taken = {config: list[float]() for config in graphs}
-    order = np.random.default_rng(0)
-    for _ in range(rounds):
-        events = {}
-        for index in order.permutation(len(graphs)):
-            config = list(graphs)[index]
-            events[config] = graphs[config].start()
-        torch.cuda.synchronize()
-        for config, (start, end) in events.items():
-            taken[config].append(1e3 * start.elapsed_time(end) / graphs[config].count)
+    starts = {config: (graph.start, graph.count) for config, graph in graphs.items()}
+    taken = in_rounds(starts, Limits(least_rounds=rounds, most_rounds=rounds))
     forget_counters()
-    return {config: float(np.median(one)) for config, one in taken.items()}
+    return {config: 1e6 * samples.median for config, samples in taken.items()}
 
 
 def measure(
-    task: GpuTask, weights: Sequence[tuple[Any, ...]], one: Wanted, several: Sequence[Config]
+    task: GpuLinearProblem,
+    weights: Sequence[tuple[Any, ...]],
+    one: Wanted,
+    several: Sequence[Config],
 ) -> Point:
     """Each of several that is right for this very task is timed over copies of its weight; the
     fastest ones and the rule's again, in turns."""
@@ -220,7 +222,7 @@ def tune(
                 break
             on_progress(str(one.case), count / len(todo))
             right = [job[-1] for job in one.jobs(device) if not failed[job]]
-            task = GpuTask.make(one.case, 0, device)
+            task = GpuLinearProblem.make(one.case, 0, device)
             first = packed(task)
             others = (copied(first) for _ in range(copies(task.weight_bytes, device) - 1))
             point = measure(task, [first, *others], one, right)

@@ -29,7 +29,7 @@ _PART = 128  # tokens whose logits are looked at together
 
 
 @dataclass(frozen=True)
-class Work:
+class ModelWork:
     """What a worker does, an `operation`, with the model of a GGUF file: read `prompts`, token ids
     [sequences][tokens]; or `steps` of the text behind them, greedily, whatever ends a text."""
 
@@ -50,7 +50,7 @@ class Loaded:
     nbytes: int = 0
     detail: str = ""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ModelWork) -> None:
         self.work = work
         self._first: Array | None = None  # the tokens that follow the prompts
 
@@ -108,11 +108,11 @@ class Contender(Implementation):
     def __init__(self) -> None:
         self.pool = self.name
 
-    def open(self, work: Work) -> Loaded:
+    def open(self, work: ModelWork) -> Loaded:
         """Load a model, in the worker. ValueError, RuntimeError and the like: it cannot."""
         raise NotImplementedError
 
-    def serve(self, work: Work) -> Mapping[str, Callable[..., Any]]:
+    def serve(self, work: ModelWork) -> Mapping[str, Callable[..., Any]]:
         """READY: figures, or the perplexity alone if that is what the work is. SECONDS: of a
         turn."""
         # What lowbit takes is no other library's.
@@ -131,7 +131,7 @@ class Contender(Implementation):
         """Start its worker, which loads the model."""
         known = {} if self.kind == LIMIT else {PERPLEXITY: problem.perplexity(self.name)}
         operation = TEXT if TEXT in problem.case.sizes else PROMPT
-        work = Work(operation, str(problem.path), problem.prompts, problem.steps, threads)
+        work = ModelWork(operation, str(problem.path), problem.prompts, problem.steps, threads)
         worker, answer = start(problem.clock, self.name, work)
         call = RemoteCall(partial(worker.ask, (SECONDS,), _ANSWER_SECONDS), warm=True)
         return Ready(
@@ -143,7 +143,7 @@ class Contender(Implementation):
         )
 
 
-def start(clock: Processes, name: str, work: Work) -> tuple[Remote, Any]:
+def start(clock: Processes, name: str, work: ModelWork) -> tuple[Remote, Any]:
     """A contender's worker, in place of an earlier one, and its first answer. RuntimeError: it
     cannot.
 

@@ -30,7 +30,7 @@ _MOST_CALLS = 50
 
 
 @dataclass(frozen=True)
-class Work:
+class NetworkWork:
     """What an engine is to run: a model of the registry with a checkpoint, as the files of `folder`
     hold it, `batch` samples at a time."""
 
@@ -44,7 +44,7 @@ class Work:
         return Path(self.folder, name)
 
     def arrays(self, name: str) -> Arrays:
-        """The arrays of a file that `save_arrays` wrote."""
+        """The arrays of a file of `numpy.savez`, in their order."""
         with np.load(self.file(name)) as held:
             return tuple(held[f"arr_{index}"] for index in range(len(held.files)))
 
@@ -88,11 +88,11 @@ class Engine(Implementation):
         self.name, self.pool = name, name
         self.file, self.config = file, config
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         """Make the network ready, inside of the engine's process."""
         raise NotImplementedError
 
-    def serve(self, work: Work) -> Mapping[str, Callable[..., Any]]:
+    def serve(self, work: NetworkWork) -> Mapping[str, Callable[..., Any]]:
         return work.serve(self.open(work))
 
     def prepare(self, problem: Any, threads: int) -> Ready:
@@ -138,8 +138,3 @@ def outputs(opened: Opened, inputs: Arrays, batch: int) -> Any:
 
 def _rows(arrays: Arrays, indices: Any) -> Arrays:
     return tuple(np.ascontiguousarray(one[indices]) for one in arrays)
-
-
-def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write arrays to a file that `Work.arrays` reads."""
-    np.savez(path, *arrays)

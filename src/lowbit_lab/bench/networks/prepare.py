@@ -29,7 +29,6 @@ from lowbit_lab.bench.networks.engine import (
     REFERENCE,
     STATIC,
     STATIC_ONNX,
-    save_arrays,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ _OPSET = 17
 
 
 @dataclass(frozen=True)
-class Task:
+class Preparation:
     """What to prepare: a model with a checkpoint, `samples` of its inputs, in a folder; files: the
     ones that are wanted."""
 
@@ -65,14 +64,14 @@ class Facts:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-def prepare_quietly(task: Task) -> Facts:
+def prepare_quietly(task: Preparation) -> Facts:
     """`prepare` for a process of its own: other libraries have nothing to say."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     return prepare(task)
 
 
-def prepare(task: Task) -> Facts:
+def prepare(task: Preparation) -> Facts:
     """Write the files of a task.
 
     All engines are calibrated on the same few samples, and judged by others."""
@@ -80,8 +79,8 @@ def prepare(task: Task) -> Facts:
     arrays = model.example(task.samples + _CALIBRATED)
     inputs = tuple(one[: task.samples] for one in arrays)
     calibration = tuple(one[task.samples :] for one in arrays)
-    save_arrays(folder / INPUTS, inputs)
-    save_arrays(folder / CALIBRATION, calibration)
+    np.savez(folder / INPUTS, *inputs)
+    np.savez(folder / CALIBRATION, *calibration)
     built = model.build(task.weights, for_speed=True)
     missing: dict[str, str] = {}
     compute = None

@@ -18,7 +18,14 @@ from lowbit.spec.operations import convolution as of_convolution
 from lowbit.spec.operations import products
 from lowbit.spec.operations import rows as of_rows
 from lowbit.torch import functional as ours
-from lowbit_lab.bench.operators.registry import Call, OperatorCase, Work, chosen, drawn, operation
+from lowbit_lab.bench.operators.registry import (
+    Call,
+    OperatorCase,
+    OperatorProblem,
+    chosen,
+    drawn,
+    operation,
+)
 from lowbit_lab.bench.operators.registry import case as _case
 
 # Attention, forward and backward, beside every backend of scaled_dot_product_attention.
@@ -51,9 +58,9 @@ def _work(
     reference: Call,
     spec: Operation,
     moved: Sequence[Tensor],
-) -> Work:
+) -> OperatorProblem:
     sizes = {"Q": case.sizes["length"], "K": case.sizes["length"], "D": case.sizes["size"]}
-    return Work(case, calls, reference, (chosen(spec, case),), sizes, tuple(moved))
+    return OperatorProblem(case, calls, reference, (chosen(spec, case),), sizes, tuple(moved))
 
 
 def _through(backend: Any, causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -76,7 +83,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 @operation("attention", _ATTENTIONS, copies=False, quick=4)
-def attention(case: OperatorCase, generator: Generator) -> Work:
+def attention(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """Forward."""
     q, k, v = _drawn(case, generator, 3)
     causal = bool(case.options["causal"])
@@ -97,7 +104,7 @@ _DECODES = [
 
 
 @operation("attention_decode", _DECODES, copies=False)
-def attention_decode(case: OperatorCase, generator: Generator) -> Work:
+def attention_decode(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """One query, over a cache in one tensor."""
     batch, heads, key_heads, length, size = case.sizes.values()
     q = drawn(case, generator, batch, heads, 1, size)
@@ -110,11 +117,11 @@ def attention_decode(case: OperatorCase, generator: Generator) -> Work:
     reference = partial(_reference, q, *wide, causal=False)
     sizes = {"Q": 1, "K": length, "D": size}
     spec = chosen(of_attention.attention_decode, case)
-    return Work(case, calls, reference, (spec,), sizes, (q, q, k, v))
+    return OperatorProblem(case, calls, reference, (spec,), sizes, (q, q, k, v))
 
 
 @operation("attention_backward", _ATTENTIONS, copies=False, quick=4)
-def attention_backward(case: OperatorCase, generator: Generator) -> Work:
+def attention_backward(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """The gradient of v is compared; all three are computed."""
     q, k, v, dz = _drawn(case, generator, 4)
     causal = bool(case.options["causal"])
@@ -155,7 +162,7 @@ _CONVOLUTIONS = [
 
 
 @operation("conv2d", _CONVOLUTIONS, copies=False, quick=4)
-def conv2d(case: OperatorCase, generator: Generator) -> Work:
+def conv2d(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """Against cuDNN, which torch calls; neither rounds float32 to TF32."""
     torch.backends.cudnn.allow_tf32 = False
     b, c, h, o, k, stride = (case.sizes[name] for name in _NAMES)
@@ -175,7 +182,7 @@ def conv2d(case: OperatorCase, generator: Generator) -> Work:
     result = plain(x.to("meta"), weight.to("meta"))
     sizes = {"B": b, "C": c, "H": h, "W": h, "O": o, "KH": k, "KW": k}
     specs = (chosen(of_convolution.conv2d, case),)
-    return Work(
+    return OperatorProblem(
         case,
         calls,
         lambda: plain(x.double(), weight.double()),
@@ -199,7 +206,7 @@ _BATCHED = [
 
 
 @operation("batched_matmul", _BATCHED, copies=False, quick=4)
-def batched_matmul(case: OperatorCase, generator: Generator) -> Work:
+def batched_matmul(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """Against torch.bmm."""
     b, m, n, k = (case.sizes[name] for name in ("B", "M", "N", "K"))
     x, y = drawn(case, generator, b, m, k), drawn(case, generator, b, k, n)
@@ -208,7 +215,9 @@ def batched_matmul(case: OperatorCase, generator: Generator) -> Work:
         "torch (cuBLAS)": lambda: torch.bmm(x, y),
     }
     spec = chosen(products.batched_matmul, case)
-    return Work(case, calls, lambda: torch.bmm(x.float(), y.float()), (spec,), case.sizes)
+    return OperatorProblem(
+        case, calls, lambda: torch.bmm(x.float(), y.float()), (spec,), case.sizes
+    )
 
 
 # Softmax, sum, LayerNorm and RMSNorm over rows of 1k to 128k.
@@ -244,7 +253,7 @@ def _sizes(case: OperatorCase) -> dict[str, int]:
 
 def _forward(
     case: OperatorCase, spec: Operation, own: Function, plain: Function, *tensors: Tensor
-) -> Work:
+) -> OperatorProblem:
     """lowbit's function beside one of torch, which is compiled too and in float64 the reference."""
     compiled = torch.compile(plain, fullgraph=True, dynamic=False)
     calls = {
@@ -256,18 +265,18 @@ def _forward(
     def reference() -> Tensor:
         return plain(*(one.double() for one in tensors))
 
-    return Work(case, calls, reference, (chosen(spec, case),), _sizes(case))
+    return OperatorProblem(case, calls, reference, (chosen(spec, case),), _sizes(case))
 
 
 @operation("softmax", [*_BOTH, *_ODD], copies=True, quick=4)
-def softmax(case: OperatorCase, generator: Generator) -> Work:
+def softmax(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """Over rows, forward."""
     x = _rows(case, generator)
     return _forward(case, of_rows.softmax, ours.softmax, lambda x: torch.softmax(x, -1), x)
 
 
 @operation("softmax_backward", _BOTH, copies=True, quick=4)
-def softmax_backward(case: OperatorCase, generator: Generator) -> Work:
+def softmax_backward(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """From the softmax and its gradient."""
     z = torch.softmax(_rows(case, generator), -1)
     dz = _rows(case, generator)
@@ -277,17 +286,19 @@ def softmax_backward(case: OperatorCase, generator: Generator) -> Work:
     def reference() -> Tensor:
         return plain(dz.double(), z.double(), -1, torch.float64)
 
-    return Work(case, calls, reference, (chosen(of_rows.softmax_dx, case),), _sizes(case))
+    return OperatorProblem(
+        case, calls, reference, (chosen(of_rows.softmax_dx, case),), _sizes(case)
+    )
 
 
 @operation("row_sum", [*_BOTH, *_ODD], copies=True, quick=4)
-def row_sum(case: OperatorCase, generator: Generator) -> Work:
+def row_sum(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """Reads rows, writes next to nothing."""
     return _forward(case, of_rows.row_sum, ours.sum, lambda x: x.sum(-1), _rows(case, generator))
 
 
 @operation("rms_norm", [*_BOTH, *_ODD], copies=True, quick=4)
-def rms_norm(case: OperatorCase, generator: Generator) -> Work:
+def rms_norm(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """With a weight."""
     x, (weight,) = _rows(case, generator), _weights(case, generator, 1)
     shape = list(weight.shape)
@@ -301,7 +312,7 @@ def rms_norm(case: OperatorCase, generator: Generator) -> Work:
 
 
 @operation("layer_norm", _BOTH, copies=True, quick=4)
-def layer_norm(case: OperatorCase, generator: Generator) -> Work:
+def layer_norm(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """With weight and bias."""
     x, (weight, bias) = _rows(case, generator), _weights(case, generator, 2)
     shape = list(weight.shape)
@@ -316,7 +327,7 @@ _BACKWARD = [case for case in _BOTH if case.sizes["length"] <= 2**14]
 
 
 @operation("layer_norm_backward", _BACKWARD, copies=True, quick=4)
-def layer_norm_backward(case: OperatorCase, generator: Generator) -> Work:
+def layer_norm_backward(case: OperatorCase, generator: Generator) -> OperatorProblem:
     """All three gradients, of which that of x is compared."""
     x, dz = _rows(case, generator), _rows(case, generator)
     weight, bias = _weights(case, generator, 2)
@@ -345,4 +356,4 @@ def layer_norm_backward(case: OperatorCase, generator: Generator) -> Work:
     specs = tuple(chosen(one, case) for one in gradients)
     # Results are as large as what they are the gradients of.
     moved = (x, weight, bias, x, weight, dz)
-    return Work(case, calls, reference, specs, _sizes(case), moved)
+    return OperatorProblem(case, calls, reference, specs, _sizes(case), moved)

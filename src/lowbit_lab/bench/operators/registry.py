@@ -37,7 +37,7 @@ def case(sizes: Mapping[str, int], dtype: str, **options: Any) -> OperatorCase:
 
 
 @dataclass(frozen=True, eq=False)
-class Work(Problem):
+class OperatorProblem(Problem):
     """A case with its data.
 
     calls: by name, lowbit's own first; each returns what is compared with `reference()`, the result
@@ -96,7 +96,7 @@ def drawn(case: OperatorCase, generator: Generator, *shape: int) -> Tensor:
     return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
 
 
-Maker = Callable[[OperatorCase, Generator], Work]
+Maker = Callable[[OperatorCase, Generator], OperatorProblem]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ operators: Registry[Operator] = Registry("operation", "lowbit_lab.bench.operator
 def operation(
     name: str, cases: Sequence[OperatorCase], *, copies: bool, quick: int = 2
 ) -> Callable[[Maker], Maker]:
-    """Register what makes the Work of a case."""
+    """Register what makes the problem of a case."""
 
     def register(make: Maker) -> Maker:
         named = tuple(replace(one, operation=name) for one in cases)

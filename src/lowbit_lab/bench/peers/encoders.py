@@ -14,7 +14,8 @@ import numpy as np
 from lowbit import graph
 from lowbit.models.model import Array, models
 from lowbit_lab.bench.core.case import OURS, implementation
-from lowbit_lab.bench.networks.engine import INPUTS, Engine, Opened, Work
+from lowbit_lab.bench.networks.engine import INPUTS, Engine, NetworkWork, Opened
+from lowbit_lab.bench.peers.networks import onnx_call, openvino_call
 
 
 class _Encoder(Engine):
@@ -25,7 +26,7 @@ class _Encoder(Engine):
     def __init__(self) -> None:
         super().__init__(self.name, config="dynamic")
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         import torch
 
         torch.set_num_threads(work.threads)
@@ -97,7 +98,6 @@ class OnnxRuntimeEncoder(_Encoder):
     package = ("ONNX Runtime", "onnxruntime")
 
     def quantize(self, encoder: Any, example: Any, threads: int, folder: Path) -> Opened:
-        import onnxruntime  # pyright: ignore[reportMissingImports]
         import torch
         from onnxruntime.quantization import QuantType, quantize_dynamic  # pyright: ignore[reportMissingImports]
 
@@ -108,14 +108,7 @@ class OnnxRuntimeEncoder(_Encoder):
             encoder, example, exact, input_names=names, dynamic_shapes=shapes, verbose=False
         )
         quantize_dynamic(exact, small, per_channel=True, weight_type=QuantType.QInt8)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        session = onnxruntime.InferenceSession(small, options, providers=["CPUExecutionProvider"])
-
-        def call(*arrays: Array) -> Array:
-            return np.asarray(session.run(None, dict(zip(names, arrays, strict=True)))[0])
-
-        return _opened(call, "dynamic", small)
+        return _opened(onnx_call(small, threads), "dynamic", small)
 
 
 @implementation("networks")
@@ -133,13 +126,7 @@ class OpenVinoEncoder(_Encoder):
         _compress(model)
         path = folder / "model.xml"
         openvino.save_model(model, path, compress_to_fp16=False)
-        options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-        compiled = openvino.Core().compile_model(model, "CPU", options)
-        precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-
-        def call(*arrays: Array) -> Array:
-            return compiled(list(arrays))[0]
-
+        call, precision = openvino_call(model, threads)
         return _opened(call, f"int8 weights, {precision}", path, path.with_suffix(".bin"))
 
 

@@ -16,21 +16,21 @@ from lowbit_lab.bench.core.case import OURS, Implementation, Ready, implementati
 from lowbit_lab.bench.peers.numpy_float import NumpyFloat
 from lowbit_lab.bench.peers.own import thread_limit
 from lowbit_lab.bench.peers.torch_products import MKL, ONEDNN, Torch
-from lowbit_lab.bench.suites.gemm import Problem, Product
+from lowbit_lab.bench.suites.gemm import GemmCase, GemmProblem
 
 
 @implementation("gemm")
-class Lowbit(Implementation):
+class LowbitGemm(Implementation):
     """This library."""
 
     name = "lowbit"
     kind = OURS
 
-    def runs_on(self, case: Product) -> str | None:
+    def runs_on(self, case: GemmCase) -> str | None:
         right = Operand(case.dtypes.split(":")[0], "", packed=True)
         return consider(float_micro_kernels, instruction_sets.active(), right)[-1].isa.name
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: GemmProblem, threads: int) -> Ready:
         out = None if problem.case.dtypes.endswith(":f32") else "bfloat16"
         limit = thread_limit(threads)
         return Ready(partial(lowbit.gemm, problem.a, problem.b, out_dtype=out, threads=limit))
@@ -55,14 +55,14 @@ class TorchGemm(Torch):
     name = "torch"
     isolated = False
 
-    def available(self, case: Product) -> str | None:
+    def available(self, case: GemmCase) -> str | None:
         left, right, out = case.dtypes.split(":")
         if not left == right == out:
             return f"torch.mm gives what it takes, not {case.dtypes}"
         self.component = MKL if left == "f32" else ONEDNN
         return super().available(case)
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: GemmProblem, threads: int) -> Ready:
         import torch
 
         from lowbit.product.arguments import tensor_of, viewed

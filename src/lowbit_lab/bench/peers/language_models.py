@@ -14,12 +14,12 @@ from lowbit.lm.gguf import read
 from lowbit_lab.bench.core.case import LIMIT, OURS, implementation
 from lowbit_lab.bench.core.peak import Reader
 from lowbit_lab.bench.core.stamps import RUNS, outside_kernels
-from lowbit_lab.bench.lm.contender import TEXT, Array, Contender, Loaded, Work
+from lowbit_lab.bench.lm.contender import TEXT, Array, Contender, Loaded, ModelWork
 from lowbit_lab.bench.lm.files import step_matrices
 
 
 @implementation("lm", "grouped", "float")
-class Lowbit(Contender):
+class LowbitModel(Contender):
     """`LanguageModel`, by what its products multiply."""
 
     kind = OURS
@@ -29,12 +29,12 @@ class Lowbit(Contender):
         self.name = "lowbit" if activations == "grouped" else f"lowbit {activations}"
         super().__init__()
 
-    def open(self, work: Work) -> Loaded:
-        return _Lowbit(work, self.activations)
+    def open(self, work: ModelWork) -> Loaded:
+        return _LowbitLoaded(work, self.activations)
 
 
-class _Lowbit(Loaded):
-    def __init__(self, work: Work, activations: str) -> None:
+class _LowbitLoaded(Loaded):
+    def __init__(self, work: ModelWork, activations: str) -> None:
         super().__init__(work)
         most = max(map(len, work.prompts)) + max(work.steps, RUNS + 1)
         self._model = lm.LanguageModel.load(
@@ -74,19 +74,19 @@ class _Lowbit(Loaded):
 
 
 @implementation("lm")
-class PlainRead(Contender):
+class ModelRead(Contender):
     """A read of as many bytes as the weights have, which does nothing with them."""
 
     name, kind = "plain read", LIMIT
 
-    def open(self, work: Work) -> Loaded:
+    def open(self, work: ModelWork) -> Loaded:
         return _Read(work)
 
 
 class _Read(Loaded):
     """Steps that only read."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ModelWork) -> None:
         super().__init__(work)
         size = sum(one.data.nbytes for one in step_matrices(read(work.path)))
         self._reader = Reader(isa.active(), size, work.threads)
@@ -111,7 +111,7 @@ class LlamaCpp(Contender):
     needs = ("llama_cpp",)
     package = "llama.cpp", "llama_cpp_python"
 
-    def open(self, work: Work) -> Loaded:
+    def open(self, work: ModelWork) -> Loaded:
         return _LlamaCpp(work)
 
 
@@ -121,7 +121,7 @@ class _LlamaCpp(Loaded):
     detail = "cache: float16"
     _MOST = 512  # tokens of a batch, as llama.cpp takes them itself
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ModelWork) -> None:
         super().__init__(work)
         self._library: Any = importlib.import_module("llama_cpp")
         lib = self._library

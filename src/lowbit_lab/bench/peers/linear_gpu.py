@@ -12,7 +12,7 @@ from lowbit_lab.bench.core.case import OTHER, OURS, Implementation, Ready, imple
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lowbit_lab.bench.linear.layers import GpuTask
+    from lowbit_lab.bench.linear.layers import GpuLinearProblem
 
 SUITE = "linear on a GPU"
 _U4B8 = 1125899907892224
@@ -31,21 +31,21 @@ class OnGpu(Implementation):
     def available(self, case: Any) -> str | None:
         return super().available(case) if case.dtypes.startswith(self.formats) else None
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         """Tensors, which are copied for cold weights, and whatever goes with them."""
         raise NotImplementedError
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         raise NotImplementedError
 
-    def read(self, task: GpuTask, result: Tensor) -> Tensor:
+    def read(self, task: GpuLinearProblem, result: Tensor) -> Tensor:
         """The product, of what it stopped at."""
         return result
 
-    def nbytes(self, task: GpuTask, weights: tuple[Any, ...]) -> int:
+    def nbytes(self, task: GpuLinearProblem, weights: tuple[Any, ...]) -> int:
         return sum(getattr(one, "nbytes", 0) for one in weights)
 
-    def prepare(self, problem: GpuTask, threads: int) -> Ready:
+    def prepare(self, problem: GpuLinearProblem, threads: int) -> Ready:
         from lowbit_lab.bench.linear.layers import copied
 
         first = self.weights(problem)
@@ -58,24 +58,24 @@ class OnGpu(Implementation):
 
 
 @implementation(SUITE)
-class Lowbit(OnGpu):
+class LowbitGpuLinear(OnGpu):
     """The product; of 8-bit activations that are quantized already."""
 
     name = "lowbit"
     kind = OURS
     package = None
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         from lowbit_lab.bench.linear.layers import packed
 
         return packed(task)
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         from lowbit_lab.bench.linear.layers import multiplied
 
         return multiplied(task, *weights)
 
-    def nbytes(self, task: GpuTask, weights: tuple[Any, ...]) -> int:
+    def nbytes(self, task: GpuLinearProblem, weights: tuple[Any, ...]) -> int:
         return task.weight_bytes
 
     def runs_on(self, case: Any) -> str | None:
@@ -90,14 +90,14 @@ class Lowbit(OnGpu):
 
 
 @implementation(SUITE)
-class LowbitFromFloats(Lowbit):
+class LowbitFromFloats(LowbitGpuLinear):
     """The rows of x are quantized in each call."""
 
     name = "lowbit, x quantized in each call"
     kind = OTHER
     formats = ("int8", "fp8")
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         from lowbit.torch.functional import quantize_rows, scaled_matmul
 
         assert task.q is not None
@@ -112,10 +112,10 @@ class CuBlas(OnGpu):
 
     name = "cuBLAS bf16"
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         return (task.weight.bfloat16(),)
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         return task.x16 @ weights[0].T
 
 
@@ -133,7 +133,7 @@ class TinyGemm(OnGpu):
             )
         return super().available(case)
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         import torch
 
         pairs = task.values[:, ::2] << 4 | task.values[:, 1::2]
@@ -141,7 +141,7 @@ class TinyGemm(OnGpu):
         scale = task.scale.T  # 8 is subtracted of itself, and a zero point added
         return tiles, torch.stack([scale, torch.zeros_like(scale)], 2).contiguous()
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         import torch
 
         return torch.ops.aten._weight_int4pack_mm(task.x, weights[0], task.group_size, weights[1])
@@ -155,15 +155,15 @@ class IntMm(OnGpu):
     formats = ("int8",)
     remark = "32-bit sums, not scaled"
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         return (task.values,)
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         import torch
 
         return torch.ops.aten._int_mm(task.q, weights[0].T)
 
-    def read(self, task: GpuTask, result: Tensor) -> Tensor:
+    def read(self, task: GpuLinearProblem, result: Tensor) -> Tensor:
         assert task.q_scale is not None
         return result * task.q_scale[:, None] * task.scale
 
@@ -175,10 +175,10 @@ class ScaledMm(OnGpu):
     name = "torch _scaled_mm"
     formats = ("fp8",)
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         return task.values, task.scale.T if task.scale.dim() == 2 else task.scale[None]
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         import torch
 
         values, scale = weights
@@ -197,7 +197,7 @@ class GemLite(OnGpu):
     needs = ("torch", "gemlite")
     package = ("GemLite", "gemlite")
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         import importlib
 
         import torch
@@ -211,7 +211,7 @@ class GemLite(OnGpu):
         layer.pack(task.values, task.scale, torch.full_like(task.scale, 8), None)
         return layer.W_q, layer
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         return weights[1](task.x)
 
 
@@ -248,7 +248,7 @@ class FromFile(OnGpu):
     def operators(self) -> Any:
         return _loaded(self.path)
 
-    def words(self, task: GpuTask) -> Tensor:
+    def words(self, task: GpuLinearProblem) -> Tensor:
         """int32 [K / 8, N] of 4-bit values, the first in the lowest bits."""
         import torch
 
@@ -263,13 +263,13 @@ class Machete(FromFile):
     name = "Machete"
     formats = ("w4a16",)
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         words = self.words(task).T.contiguous().T
         kind = task.x.dtype
         tiles = self.operators.machete_prepack_B(words, kind, _U4B8, kind)
         return tiles, task.scale.T.contiguous()
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         size = task.group_size
         return self.operators.machete_mm(
             task.x, weights[0], _U4B8, task.x.dtype, weights[1], None, size, None, None, None
@@ -282,7 +282,7 @@ class Marlin(FromFile):
     name = "Marlin"
     formats = ("w4a16",)
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         import torch
 
         _, N, K = task.size
@@ -292,7 +292,7 @@ class Marlin(FromFile):
         most = torch.cuda.get_device_properties(task.x.device).multi_processor_count
         return tiles, scale, torch.zeros(4 * most, dtype=torch.int32, device=task.x.device)
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         tiles, scale, locks = weights
         none = None
         return self.operators.marlin_gemm(
@@ -307,10 +307,10 @@ class Cutlass(FromFile):
     name = "CUTLASS scaled_mm"
     formats = ("int8", "fp8")
 
-    def weights(self, task: GpuTask) -> tuple[Any, ...]:
+    def weights(self, task: GpuLinearProblem) -> tuple[Any, ...]:
         return task.values, task.scale.T if task.scale.dim() == 2 else task.scale[:, None]
 
-    def multiply(self, task: GpuTask, *weights: Any) -> Tensor:
+    def multiply(self, task: GpuLinearProblem, *weights: Any) -> Tensor:
         M, N, _ = task.size
         out = task.x.new_empty(M, N)
         values, scale = weights

@@ -17,7 +17,7 @@ from lowbit.jit.workspace import aligned_empty
 from lowbit.registry.extras import install
 from lowbit_lab.bench.core.case import Ready, implementation
 from lowbit_lab.bench.peers.torch_products import SumsOnly
-from lowbit_lab.bench.suites.matmul.problem import Array, Problem, Product
+from lowbit_lab.bench.suites.matmul.problem import Array, MatmulCase, MatmulProblem
 
 # Values of the enumerations in mkl_cblas.h and mkl_service.h.
 _ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _B_MATRIX, _ONE_OFFSET = 101, 111, 151, 162, 173
@@ -55,14 +55,14 @@ class MklIntegers(SumsOnly):
     takes = ("u8:s8",)
     package = "MKL", "mkl"
 
-    def available(self, case: Product) -> str | None:
+    def available(self, case: MatmulCase) -> str | None:
         try:
             metadata.version("mkl")
         except metadata.PackageNotFoundError:
             return f"mkl is not installed; {install('peers')}"
         return super().available(case)
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         import torch  # noqa: F401 - loads the OpenMP runtime
 
         library = _library()

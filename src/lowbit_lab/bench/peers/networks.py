@@ -28,8 +28,8 @@ from lowbit_lab.bench.networks.engine import (
     STATIC,
     STATIC_ONNX,
     Engine,
+    NetworkWork,
     Opened,
-    Work,
 )
 
 if TYPE_CHECKING:
@@ -42,20 +42,31 @@ class OnnxRuntime(Engine):
     needs = ("onnxruntime", "onnx")
     package = ("ONNX Runtime", "onnxruntime")
 
-    def open(self, work: Work) -> Opened:
-        import onnxruntime  # pyright: ignore[reportMissingImports]
+    def open(self, work: NetworkWork) -> Opened:
+        return Opened(onnx_call(work.file(self.file), work.threads))
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = work.threads
-        options.log_severity_level = 3
-        path = str(work.file(self.file))
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        names = [one.name for one in session.get_inputs()]
 
-        def call(*arrays: Array) -> Array:
-            return np.asarray(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+def onnx_session(path: str | Path, threads: int, profile: str = "") -> Any:
+    """A session of ONNX Runtime's CPU provider. profile: how the file begins that it writes."""
+    import onnxruntime  # pyright: ignore[reportMissingImports]
 
-        return Opened(call)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def onnx_call(path: Path, threads: int) -> Callable[..., Array]:
+    """A file in such a session, as a function of arrays."""
+    session = onnx_session(path, threads)
+    names = [one.name for one in session.get_inputs()]
+
+    def call(*arrays: Array) -> Array:
+        return np.asarray(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+
+    return call
 
 
 class OpenVino(Engine):
@@ -68,26 +79,27 @@ class OpenVino(Engine):
         super().__init__(name, file, config)
         self.precision = precision
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         import openvino  # pyright: ignore[reportMissingImports]
 
-        core = openvino.Core()
-        model = core.read_model(work.file(self.file))
+        model = openvino.Core().read_model(work.file(self.file))
         shapes = [[work.batch, *one.shape[1:]] for one in work.arrays(INPUTS)]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
-        options: dict[str, Any] = {
-            "INFERENCE_NUM_THREADS": work.threads,
-            "PERFORMANCE_HINT": "LATENCY",
-        }
-        if self.precision:
-            options["INFERENCE_PRECISION_HINT"] = self.precision
-        compiled = core.compile_model(model, "CPU", options)
-        used = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-
-        def call(*arrays: Array) -> Array:
-            return compiled(list(arrays))[0]
-
+        call, used = openvino_call(model, work.threads, self.precision)
         return Opened(call, f"floats in {used}")
+
+
+def openvino_call(
+    model: Any, threads: int, precision: str = ""
+) -> tuple[Callable[..., Array], str]:
+    """A model of OpenVINO as a function of arrays, and what floats are computed in."""
+    import openvino  # pyright: ignore[reportMissingImports]
+
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    options |= {"INFERENCE_PRECISION_HINT": precision} if precision else {}
+    compiled = openvino.Core().compile_model(model, "CPU", options)
+    used = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    return lambda *arrays: compiled(list(arrays))[0], used
 
 
 # lowbit's own sessions, without PyTorch.
@@ -107,12 +119,12 @@ print(time.perf_counter() - begin)
 """
 
 
-class Lowbit(Engine):
+class LowbitNetwork(Engine):
     """A network in a file, loaded and run."""
 
     kind = OURS
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         path = work.file(self.file)
         session = Session(load(path), threads=work.threads)
         arrays = tuple(one[: work.batch] for one in work.arrays(INPUTS))
@@ -158,7 +170,7 @@ class PyTorch(Engine):
         super().__init__(name, config=config)
         self.change, self.always = change, always
 
-    def open(self, work: Work) -> Opened:
+    def open(self, work: NetworkWork) -> Opened:
         import torch
 
         torch.set_num_threads(work.threads)
@@ -188,14 +200,14 @@ def _file_bytes(network: Any) -> Mapping[str, int]:
         return {"file_bytes": path.stat().st_size}
 
 
-Change = Callable[["nn.Module", Work], Callable[..., Any]]
+Change = Callable[["nn.Module", NetworkWork], Callable[..., Any]]
 
 
-def _float32(network: nn.Module, work: Work) -> Callable[..., Any]:
+def _float32(network: nn.Module, work: NetworkWork) -> Callable[..., Any]:
     return network
 
 
-def _bfloat16(network: nn.Module, work: Work) -> Callable[..., Any]:
+def _bfloat16(network: nn.Module, work: NetworkWork) -> Callable[..., Any]:
     import torch
 
     network = network.to(torch.bfloat16)
@@ -207,7 +219,7 @@ def _bfloat16(network: nn.Module, work: Work) -> Callable[..., Any]:
     return call
 
 
-def _x86(network: nn.Module, work: Work) -> Callable[..., Any]:
+def _x86(network: nn.Module, work: NetworkWork) -> Callable[..., Any]:
     """Static, by the engine x86."""
     import torch
     from torch.ao.quantization import get_default_qconfig_mapping
@@ -223,7 +235,7 @@ def _x86(network: nn.Module, work: Work) -> Callable[..., Any]:
 
 
 def _dynamic(engine: str) -> Change:
-    def change(network: nn.Module, work: Work) -> Callable[..., Any]:
+    def change(network: nn.Module, work: NetworkWork) -> Callable[..., Any]:
         import torch
         from torch.ao.quantization import quantize_dynamic
         from torch.ao.quantization.qconfig import per_channel_dynamic_qconfig
@@ -242,9 +254,9 @@ for _one in (
     OpenVino("OpenVINO fp32", FLOAT_ONNX, "f32"),
     OpenVino("OpenVINO bf16", FLOAT_ONNX, "bf16"),
     OpenVino("OpenVINO int8", STATIC_ONNX, "", "static"),
-    Lowbit("lowbit int8", STATIC, "static"),
-    Lowbit("lowbit int8 dynamic", DYNAMIC, "dynamic"),
-    Lowbit("lowbit fp32", FLOAT),
+    LowbitNetwork("lowbit int8", STATIC, "static"),
+    LowbitNetwork("lowbit int8 dynamic", DYNAMIC, "dynamic"),
+    LowbitNetwork("lowbit fp32", FLOAT),
     PyTorch("torch fp32", _float32, always=True),
     PyTorch("torch bf16", _bfloat16),
     PyTorch("torch int8 x86", _x86, "static"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowbit_lab.bench.core.case import Ready, implementation
 from lowbit_lab.bench.peers.torch_products import BYTES, SumsOnly
-from lowbit_lab.bench.suites.matmul.problem import Array, Problem, Product
+from lowbit_lab.bench.suites.matmul.problem import Array, MatmulCase, MatmulProblem
 
 _FLIP = 128
 
@@ -27,11 +27,11 @@ class NumKong(SumsOnly):
     takes = BYTES
     package = "NumKong", "numkong"
 
-    def note(self, case: Product) -> str:
+    def note(self, case: MatmulCase) -> str:
         shifted = "left bytes made signed beforehand" if case.dtypes.startswith("u8") else ""
         return "; ".join(filter(None, (super().note(case), shifted)))
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         numkong: Any = importlib.import_module("numkong")
         packed = numkong.dots_pack(np.ascontiguousarray(problem.b.T))
         unsigned = problem.a.dtype == np.uint8

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from lowbit_lab.bench.core.case import Implementation, Ready, implementation
-from lowbit_lab.bench.suites.matmul.problem import Problem, Product
+from lowbit_lab.bench.suites.matmul.problem import MatmulCase, MatmulProblem
 
 
 @implementation("matmul")
@@ -23,12 +23,12 @@ class NumpyFloat(Implementation):
         blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
         return str(blas["name"]), f"{blas['version']} in numpy {np.__version__}"
 
-    def runs_on(self, case: Product) -> str | None:
+    def runs_on(self, case: MatmulCase) -> str | None:
         from threadpoolctl import threadpool_info
 
         names = [pool.get("architecture") for pool in threadpool_info()]
         return next((name for name in names if name), None)
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         weight = problem.b_float.copy()
         return Ready(partial(np.matmul, problem.a_float, weight), problem.from_real)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lowbit_lab.bench.core.case import implementation
-from lowbit_lab.bench.lm.contender import TEXT, Contender, Loaded, Work
+from lowbit_lab.bench.lm.contender import TEXT, Contender, Loaded, ModelWork
 
 
 @implementation("lm")
@@ -19,14 +19,14 @@ class OpenVinoGenAi(Contender):
     needs = ("openvino_genai",)
     package = "OpenVINO GenAI", "openvino-genai"
 
-    def open(self, work: Work) -> Loaded:
+    def open(self, work: ModelWork) -> Loaded:
         return _Pipeline(work)
 
 
 class _Pipeline(Loaded):
     """It does not give logits; it tells when tokens come."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ModelWork) -> None:
         super().__init__(work)
         import openvino  # pyright: ignore[reportMissingImports]
         import openvino_genai  # pyright: ignore[reportMissingImports]

@@ -15,12 +15,12 @@ from lowbit.product import dispatch
 from lowbit.spec.operations.products import linear_dynamic
 from lowbit.weights.panels import PackedMatrix
 from lowbit_lab.bench.core.case import OURS, Case, Implementation, Ready, implementation
-from lowbit_lab.bench.suites.matmul.problem import Problem
+from lowbit_lab.bench.suites.matmul.problem import MatmulProblem
 
 _NIBBLES: dict[str, IntDtype] = {"s4": "int4", "u4": "uint4"}
 
 
-def packed_weight(problem: Problem) -> PackedMatrix:
+def packed_weight(problem: MatmulProblem) -> PackedMatrix:
     """The right operand of a problem, packed."""
     if problem.b_scale is None:
         return api.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtypes.split(":")[1]))
@@ -42,7 +42,7 @@ def runs_on(case: Case) -> str:
 
 
 @implementation("matmul")
-class Lowbit(Implementation):
+class LowbitMatmul(Implementation):
     """This library."""
 
     name = "lowbit"
@@ -51,7 +51,7 @@ class Lowbit(Implementation):
     def runs_on(self, case: Case) -> str | None:
         return runs_on(case)
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         packed = packed_weight(problem)
         limit = thread_limit(threads)
         if problem.b_scale is None:

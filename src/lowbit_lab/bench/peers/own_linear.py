@@ -16,11 +16,11 @@ from lowbit.weights.panels import PackedMatrix
 from lowbit_lab.bench.core.case import OTHER, OURS, Implementation, Ready, implementation
 from lowbit_lab.bench.peers import torch_int4
 from lowbit_lab.bench.peers.own import thread_limit
-from lowbit_lab.bench.suites.linear import ACTIVATIONS, Task
+from lowbit_lab.bench.suites.linear import ACTIVATIONS, LinearProblem
 
 
 @implementation("linear", *ACTIVATIONS)
-class Lowbit(Implementation):
+class LowbitLinear(Implementation):
     """A product with 4-bit weights."""
 
     kind = OURS
@@ -30,7 +30,7 @@ class Lowbit(Implementation):
         self.name = f"lowbit {ACTIVATIONS[activations]}"
         self.needs = ("torch",) if activations == "bf16" else ()  # bfloat16 is PyTorch's
 
-    def prepare(self, problem: Task, threads: int) -> Ready:
+    def prepare(self, problem: LinearProblem, threads: int) -> Ready:
         packed = lowbit.pack(problem.quantized())
         if self.activations == "int8":
             return _ready(lowbit.linear_dynamic, problem.x, packed, threads)
@@ -52,7 +52,7 @@ class LowbitBytes(Implementation):
     kind = OTHER
     remark = "8-bit weights, one scale a column"
 
-    def prepare(self, problem: Task, threads: int) -> Ready:
+    def prepare(self, problem: LinearProblem, threads: int) -> Ready:
         packed = lowbit.pack(lowbit.quantize(problem.weight, axis=1))
         return _ready(lowbit.linear_dynamic, problem.x, packed, threads)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from lowbit_lab.bench.core.case import Call, Ready, implementation
 from lowbit_lab.bench.peers.torch_products import MKL, ONEDNN, Torch
-from lowbit_lab.bench.suites.linear import Task
+from lowbit_lab.bench.suites.linear import LinearProblem
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class TorchInt4Pack(Torch):
         self.fallback = dtype == "float32"
         self.remark = "scales rounded to bfloat16" if dtype == "bfloat16" else ""
 
-    def prepare(self, problem: Task, threads: int) -> Ready:
+    def prepare(self, problem: LinearProblem, threads: int) -> Ready:
         import torch
 
         dtype = getattr(torch, self.dtype)
@@ -74,7 +74,7 @@ class TorchDynamic4Bit(Torch):
     fallback = True
     operator = "_dyn_quant_matmul_4bit"
 
-    def prepare(self, problem: Task, threads: int) -> Ready:
+    def prepare(self, problem: LinearProblem, threads: int) -> Ready:
         import torch
 
         k, n = problem.values.shape
@@ -110,7 +110,7 @@ class TorchFloatLinear(Torch):
         self.name = {"float32": "torch fp32", "bfloat16": "torch bf16"}[dtype]
         self.component = MKL if dtype == "float32" else ONEDNN
 
-    def prepare(self, problem: Task, threads: int) -> Ready:
+    def prepare(self, problem: LinearProblem, threads: int) -> Ready:
         import torch
 
         dtype = getattr(torch, self.dtype)

@@ -9,7 +9,7 @@ import numpy as np
 from lowbit.lm.checkpoint import GgufCheckpoint, open_checkpoint
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit_lab.bench.core.case import implementation
-from lowbit_lab.bench.lm.contender import Array, Contender, Loaded, Work
+from lowbit_lab.bench.lm.contender import Array, Contender, Loaded, ModelWork
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ class _Torch(Contender):
     package = "transformers", "transformers"
     dtype = "bfloat16"
 
-    def open(self, work: Work) -> Loaded:
+    def open(self, work: ModelWork) -> Loaded:
         import torch
 
         torch.set_num_threads(work.threads)
@@ -125,7 +125,7 @@ def _nbytes(tensor: Any) -> int:
 
 
 class _Loaded(Loaded):
-    def __init__(self, work: Work, model: Any) -> None:
+    def __init__(self, work: ModelWork, model: Any) -> None:
         super().__init__(work)
         self._model = model
         head = model.lm_head.weight

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowbit.spec.operations.products import matmul
 from lowbit_lab.bench.core.case import Implementation, Ready, implementation
-from lowbit_lab.bench.suites.matmul.problem import Array, Problem, Product
+from lowbit_lab.bench.suites.matmul.problem import Array, MatmulCase, MatmulProblem
 
 MKL = ("MKL", r"Math Kernel Library Version (\S+?)-")
 ONEDNN = ("oneDNN", r"MKL-DNN v(\S+)")
@@ -22,7 +22,7 @@ BYTES = ("u8:s8", "s8:s8")
 class SumsOnly(Implementation):
     """An implementation that stops at the integer sums where the case goes on."""
 
-    def note(self, case: Product) -> str:
+    def note(self, case: MatmulCase) -> str:
         only = "" if case.spec is matmul else "32-bit sums, neither scaled nor rounded"
         return "; ".join(filter(None, (only, self.remark)))
 
@@ -71,7 +71,7 @@ class TorchFloat(Torch):
     component = MKL
     remark = "float32 data and result"
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         import torch
 
         a, b = torch.from_numpy(problem.a_float), torch.from_numpy(problem.b_float.copy())
@@ -91,7 +91,7 @@ class TorchIntMm(SumsOnly, Torch):
     takes = BYTES
     remark = "weights not packed"
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         import torch
 
         a, b = torch.from_numpy(problem.a), torch.from_numpy(problem.b.copy())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lowbit_lab.bench.core.case import Ready, implementation
 from lowbit_lab.bench.peers.torch_products import BYTES, FBGEMM, ONEDNN, Torch
-from lowbit_lab.bench.suites.matmul.problem import Array, Problem, Product
+from lowbit_lab.bench.suites.matmul.problem import Array, MatmulCase, MatmulProblem
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class OnednnLinear(Torch):
     engine = "onednn"
     takes = BYTES
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         import torch
 
         m, n, k = (problem.case.sizes[dim] for dim in "MNK")
@@ -66,10 +66,10 @@ class FbgemmLinear(Torch):
     engine = "fbgemm"
     takes = ("u8:s8",)
 
-    def note(self, case: Product) -> str:
+    def note(self, case: MatmulCase) -> str:
         return "" if case.dtypes.endswith(":u8") else "u8 result"
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         import torch
 
         scale, zero_point = problem.out_quantization
@@ -101,7 +101,7 @@ class TorchDynamic(Torch):
         self.name = f"{component[0]} dynamic"
         self.engine = component[0].lower()
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: MatmulProblem, threads: int) -> Ready:
         import torch
 
         weight = _packed_linear(problem, self.engine)
@@ -109,7 +109,7 @@ class TorchDynamic(Torch):
         return Ready(partial(torch.ops.quantized.linear_dynamic.default, x, weight, False))
 
 
-def _scales(problem: Problem) -> NDArray[np.float32]:
+def _scales(problem: MatmulProblem) -> NDArray[np.float32]:
     """The weight's scale per output channel: 1 where the operation has none."""
     if problem.b_scale is None:
         return np.ones(problem.b.shape[1], np.float32)
@@ -131,7 +131,7 @@ def _quantized_tensors(engine: str) -> Iterator[None]:
         torch.backends.quantized.engine = before
 
 
-def _packed_linear(problem: Problem, engine: str) -> torch.ScriptObject:
+def _packed_linear(problem: MatmulProblem, engine: str) -> torch.ScriptObject:
     """The weight as torch's quantized operators take it, packed for `engine`.
 
     Rounding b_float / scale gives b again, exactly: float32 keeps far more than its 8 bits.

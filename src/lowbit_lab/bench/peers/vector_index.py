@@ -15,7 +15,7 @@ _BITS = {4: "QT_4bit", 8: "QT_8bit"}
 
 
 @implementation("search", False, True)
-class Lowbit(Index):
+class LowbitIndex(Index):
     """`VectorIndex`; `rescores`: with the best candidates rescored from the float32 vectors."""
 
     kind = OURS

@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 from lowbit.spec.operations.products import gemm
-from lowbit_lab.bench.core import table
 from lowbit_lab.bench.core.case import Case, StatedProblem
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.record import Record, Row
@@ -47,7 +46,7 @@ DTYPES = ("f32:f32:f32", "bf16:bf16:bf16", "bf16:bf16:f32", "f32:f32:bf16")
 
 
 @dataclass(frozen=True)
-class Product(Case):
+class GemmCase(Case):
     """a [M, K] @ b [K, N]; transposed: b is the view of an array [N, K], as a layer's weight."""
 
     transposed: bool = False
@@ -60,14 +59,14 @@ class Product(Case):
 
 
 @dataclass(frozen=True, eq=False)
-class Problem(StatedProblem):
+class GemmProblem(StatedProblem):
     """A product with its data, in the dtypes of the case; bfloat16 is ml_dtypes'."""
 
-    case: Product
+    case: GemmCase
     inputs: dict[str, Array]
 
     @classmethod
-    def make(cls, case: Product, seed: int) -> Problem:
+    def make(cls, case: GemmCase, seed: int) -> GemmProblem:
         """Draw the data of `case`; the same seed gives the same."""
         rng, inputs = np.random.default_rng(seed), {}
         for name in ("a", "b"):
@@ -129,13 +128,13 @@ class Gemm(Suite):
     def limits(self) -> Limits:
         return Limits(seconds=4.0 if self.shapes else 1.0)
 
-    def cases(self, seed: int = 0) -> Sequence[Product]:
+    def cases(self, seed: int = 0) -> Sequence[GemmCase]:
         wanted = dict.fromkeys(self.shapes)
         for name, shapes in SETS.items():
             if self.suite in (name, "all") or (self.suite is None and not self.shapes):
                 wanted |= dict.fromkeys(shapes)
         return [
-            Product("gemm", shape, dtypes, sizes=parse_shape(shape), transposed=self.transposed)
+            GemmCase("gemm", shape, dtypes, sizes=parse_shape(shape), transposed=self.transposed)
             for dtypes in self.dtype or DTYPES[:1]
             for shape in wanted
         ]
@@ -143,12 +142,11 @@ class Gemm(Suite):
     def settings(self) -> dict[str, Any]:
         return {"transposed": self.transposed}
 
-    def make(self, case: Product, seed: int) -> Problem:
-        return Problem.make(case, seed)
+    def make(self, case: GemmCase, seed: int) -> GemmProblem:
+        return GemmProblem.make(case, seed)
 
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
         return list(summaries(rows))
 
-    def render(self, record: Record) -> RenderableType:
-        summed = [summary_table(record.summary), ""] if record.summary else []
-        return table.page(record, *table.tables(record.rows, self.columns(record.rows)), *summed)
+    def ending(self, record: Record) -> Sequence[RenderableType]:
+        return [summary_table(record.summary), ""] if record.summary else []

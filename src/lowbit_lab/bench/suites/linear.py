@@ -49,7 +49,7 @@ _CHECKED_COLUMNS = 128  # each is a sum of its own, and the budget takes many ti
 
 
 @dataclass(frozen=True)
-class Layer(Case):
+class LinearCase(Case):
     """x [M, K] @ w [K, N], of which `group_size` k share a scale, 0 for all of them.
 
     zero_points: whether groups have zero points of their own.
@@ -73,18 +73,18 @@ class Layer(Case):
 
 
 @dataclass(frozen=True, eq=False)
-class Task(Problem):
+class LinearProblem(Problem):
     """A product with its data: x float32 [M, K], values uint8 [K, N] from 0 to 15, scale float32
     and zero int32 [groups, N]."""
 
-    case: Layer
+    case: LinearCase
     x: Floats
     values: NDArray[np.uint8]
     scale: Floats
     zero: NDArray[np.int32]
 
     @classmethod
-    def make(cls, case: Layer, seed: int = 0) -> Task:
+    def make(cls, case: LinearCase, seed: int = 0) -> LinearProblem:
         """Draw the data as `DISTRIBUTION` says; the same seed gives the same."""
         rng = np.random.default_rng(seed)
         m, n, k = (case.sizes[size] for size in "MNK")
@@ -246,14 +246,14 @@ class Linear(Suite):
     def settings(self) -> Mapping[str, Any]:
         return {"group_size": self.group_size, "zero_points": self.zero_points}
 
-    def cases(self, seed: int = 0) -> Sequence[Layer]:
+    def cases(self, seed: int = 0) -> Sequence[LinearCase]:
         return [self._layer(text, parse_shape(text)) for text in dict.fromkeys(self.shapes)]
 
-    def _layer(self, name: str, sizes: Mapping[str, int]) -> Layer:
+    def _layer(self, name: str, sizes: Mapping[str, int]) -> LinearCase:
         groups = {"group_size": self.group_size, "zero_points": self.zero_points}
-        return Layer("linear", name, sizes=sizes, **groups)
+        return LinearCase("linear", name, sizes=sizes, **groups)
 
-    def tried(self, case: Layer) -> Layer:
+    def tried(self, case: LinearCase) -> LinearCase:
         m = min(case.sizes["M"], _MOST_TRIED_ROWS)
         k, n = case.sizes["K"], case.sizes["N"]
         return self._layer(f"{m}x{k}:{k}x{n}", {"M": m, "N": n, "K": k})
@@ -266,8 +266,8 @@ class Linear(Suite):
             if one.kind != OURS or ACTIVATIONS_OF[one.name] in wanted
         ]
 
-    def make(self, case: Layer, seed: int) -> Task:
-        return Task.make(case, seed)
+    def make(self, case: LinearCase, seed: int) -> LinearProblem:
+        return LinearProblem.make(case, seed)
 
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
         return list(means(rows))
@@ -286,10 +286,8 @@ class Linear(Suite):
             *table.ratio_columns(rows, lambda name: name.removeprefix("lowbit ")),
         )
 
-    def render(self, record: Record) -> RenderableType:
-        shown = table.tables(record.rows, self.columns(record.rows))
-        summed = [_means(record.summary), ""] if record.summary else []
-        return table.page(record, self.title(record), "", *shown, *summed)
+    def ending(self, record: Record) -> Sequence[RenderableType]:
+        return [_means(record.summary), ""] if record.summary else []
 
 
 def _many(rows: Sequence[Row]) -> bool:

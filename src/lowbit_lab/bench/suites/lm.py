@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,14 +22,13 @@ from lowbit_lab.bench.core.case import (
     Case,
     Implementation,
     Problem,
-    implementations_of,
 )
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.record import Record, Row
 from lowbit_lab.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit_lab.bench.core.table import Column
-from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, start
+from lowbit_lab.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, ModelWork, start
 from lowbit_lab.bench.lm.files import small_model, step_matrices
 from lowbit_lab.bench.lm.shapes import BLOCKS, SHAPES, cached_file
 
@@ -75,7 +74,7 @@ class Model(Problem):
         """A contender's, by a worker of its own, so that others' memory is not measured with it."""
         if name not in self.perplexities:
             threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-            work = Work(PERPLEXITY, str(self.path), [self.perplexity_tokens], 0, threads)
+            work = ModelWork(PERPLEXITY, str(self.path), [self.perplexity_tokens], 0, threads)
             self.perplexities[name] = start(self.clock, name, work)[1][PERPLEXITY]
         return self.perplexities[name]
 
@@ -191,9 +190,7 @@ class LanguageModels(Suite):
         return tokens[:count]
 
     def implementations(self) -> Sequence[Implementation]:
-        known = [one for one in implementations_of("lm") if isinstance(one, Contender)]
-        chosen = named("contender", self.contenders, [one.name for one in known])
-        return [one for one in known if one.name in chosen]
+        return named("contender", self.contenders, self.name, Contender)
 
     def taking_part(self, problem: Model, chosen: Sequence[Implementation]) -> list[Implementation]:
         reads = TEXT in problem.case.sizes
@@ -218,18 +215,16 @@ class LanguageModels(Suite):
             Column("tokens/s", lambda row: _speed(row, row.seconds.median)),
             Column("p10 to p90", _speeds),
             table.TIME,
-            Column("GB/s of weights", _rate, when=_texts),
+            replace(table.GBS, heading="GB/s of weights", when=_texts),
             table.READ,
-            Column("peak memory", lambda row: _figure(row, "peak_bytes", 1e-6, "{:.0f} MB")),
-            Column("perplexity", lambda row: _figure(row, PERPLEXITY, 1, "{:.3f}")),
-            Column("outside kernels", lambda row: _figure(row, "outside_kernels", 1, "{:.1%}"),
-                   when=lambda rows: any("outside_kernels" in row.extra for row in rows)),
+            table.figure("peak memory", "peak_bytes", "{:.0f} MB", 1e-6),
+            table.figure("perplexity", PERPLEXITY, "{:.3f}"),
+            table.figure("outside kernels", "outside_kernels", "{:.1%}"),
             *table.ratio_columns(rows),
-        )  # fmt: skip
+        )
 
-    def render(self, record: Record) -> RenderableType:
-        shown = table.tables(record.rows, self.columns(record.rows))
-        return table.page(record, self.title(record), "", *shown, *table.best_lines(record))
+    def ending(self, record: Record) -> Iterable[RenderableType]:
+        return table.best_lines(record)
 
 
 def _texts(rows: Sequence[Row]) -> bool:
@@ -250,12 +245,3 @@ def _speeds(row: Row) -> str:
     return (
         f"{_speed(row, spread.p90)} to {_speed(row, spread.p10)}" if row.rounds > 1 else "one run"
     )
-
-
-def _rate(row: Row) -> str:
-    return table.three_digits(row.gbs)
-
-
-def _figure(row: Row, name: str, factor: float, form: str) -> str:
-    shown = name in row.extra and row.kind != LIMIT
-    return form.format(factor * row.extra[name]) if shown else ""

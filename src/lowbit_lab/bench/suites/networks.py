@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,15 +17,15 @@ from lowbit.models.quantize import CONFIGS, check_config
 from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
 from lowbit_lab.bench.core import table
-from lowbit_lab.bench.core.case import OURS, Case, Implementation, Problem, implementations_of
+from lowbit_lab.bench.core.case import OURS, Case, Implementation, Problem
 from lowbit_lab.bench.core.clock import Limits
 from lowbit_lab.bench.core.cpu import Processes
 from lowbit_lab.bench.core.record import Record, Row
 from lowbit_lab.bench.core.remote import Remote, run_remote
 from lowbit_lab.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit_lab.bench.core.table import Column
-from lowbit_lab.bench.networks.engine import REFERENCE, Engine, Work
-from lowbit_lab.bench.networks.prepare import Facts, Task, prepare_quietly
+from lowbit_lab.bench.networks.engine import REFERENCE, Engine, NetworkWork
+from lowbit_lab.bench.networks.prepare import Facts, Preparation, prepare_quietly
 
 _SAMPLES = 16  # by which outputs are judged
 _DEFAULT = ("resnet34", "vit_b_16")
@@ -65,7 +65,7 @@ class Network(Problem):
         """An engine's; the first that is asked for starts all. RuntimeError: it cannot run."""
         if threads != self.threads:
             batch = self.case.sizes["batch"]
-            work = Work(self.case.work, self.weights, str(self.folder), batch, threads)
+            work = NetworkWork(self.case.work, self.weights, str(self.folder), batch, threads)
             self.clock.tidy()
             names = [one.name for one in self.several]
             self.clock.start(names, work)
@@ -163,15 +163,13 @@ class Networks(Suite):
         folder = tempfile.TemporaryDirectory(prefix="lowbit-networks-")
         files = {one.file for one in self._engines if one.file and not one.available(None)}
         samples = max(_SAMPLES, *self.batches)
-        task = Task(name, self.weights, folder.name, samples, tuple(sorted(files)))
+        task = Preparation(name, self.weights, folder.name, samples, tuple(sorted(files)))
         return folder, run_remote(prepare_quietly, task, seconds=_PREPARE_SECONDS)
 
     @cached_property
     def _engines(self) -> list[Engine]:
         """Those that are asked for. ValueError if a part is in no name."""
-        known = [one for one in implementations_of("networks") if isinstance(one, Engine)]
-        chosen = named("engine", self.engines, [one.name for one in known])
-        return [one for one in known if one.name in chosen]
+        return named("engine", self.engines, self.name, Engine)
 
     def implementations(self) -> Sequence[Implementation]:
         return self._engines
@@ -202,17 +200,16 @@ class Networks(Suite):
             table.SPREAD,
             table.GOPS,
             Column("× torch fp32", _speedup),
-            Column("SQNR", lambda row: _figure(row, "sqnr_db", "{:.1f} dB")),
-            Column("same top-1", lambda row: _figure(row, "agreement", "{:.0%}")),
-            Column("outside kernels", lambda row: _figure(row, "outside_kernels", "{:.1%}")),
+            table.figure("SQNR", "sqnr_db", "{:.1f} dB"),
+            table.figure("same top-1", "agreement", "{:.0%}"),
+            table.figure("outside kernels", "outside_kernels", "{:.1%}"),
             Column("first result", _first),
-            Column("arena", lambda row: _size(row, "arena_bytes")),
-            Column("file", lambda row: _size(row, "file_bytes")),
+            table.figure("arena", "arena_bytes", "{:.1f} MB", 1e-6),
+            table.figure("file", "file_bytes", "{:.1f} MB", 1e-6),
         )
 
-    def render(self, record: Record) -> RenderableType:
-        shown = table.tables(record.rows, self.columns(record.rows))
-        return table.page(record, "", *shown, *table.best_lines(record))
+    def ending(self, record: Record) -> Iterable[RenderableType]:
+        return table.best_lines(record)
 
 
 def _speedup(row: Row) -> str:
@@ -222,14 +219,6 @@ def _speedup(row: Row) -> str:
     )
 
 
-def _figure(row: Row, name: str, form: str) -> str:
-    return form.format(row.extra[name]) if name in row.extra else ""
-
-
 def _first(row: Row) -> str:
     seconds = row.extra.get("first_result_seconds")
     return "" if seconds is None else table.format_seconds(seconds)
-
-
-def _size(row: Row, name: str) -> str:
-    return f"{row.extra[name] / 1e6:.1f} MB" if name in row.extra else ""

@@ -18,7 +18,7 @@ from lowbit_lab.bench.core.table import Column
 
 if TYPE_CHECKING:
     from lowbit_lab.bench.core.cuda import Cuda
-    from lowbit_lab.bench.operators.registry import OperatorCase, Work
+    from lowbit_lab.bench.operators.registry import OperatorCase, OperatorProblem
 
 _COMPILED = "torch.compile"
 
@@ -35,7 +35,7 @@ class Named(Implementation):
 
         return super().library() if self.kind == OURS else ("torch", str(torch.__version__))
 
-    def prepare(self, problem: Work, threads: int) -> Ready:
+    def prepare(self, problem: OperatorProblem, threads: int) -> Ready:
         return Ready(problem.calls[self.name], read=lambda result: result)
 
 
@@ -75,7 +75,7 @@ class Operators(Suite):
         names = self.op or operators.names()
         return [case for name in names for case in operators.get(name).chosen(self.quick)]
 
-    def make(self, case: OperatorCase, seed: int) -> Work:
+    def make(self, case: OperatorCase, seed: int) -> OperatorProblem:
         import torch
 
         from lowbit_lab.bench.operators.registry import operators
@@ -86,7 +86,9 @@ class Operators(Suite):
     def implementations(self) -> Sequence[Implementation]:
         return [Named("lowbit")]  # the others are known when a case is made
 
-    def taking_part(self, problem: Work, chosen: Sequence[Implementation]) -> list[Implementation]:
+    def taking_part(
+        self, problem: OperatorProblem, chosen: Sequence[Implementation]
+    ) -> list[Implementation]:
         from lowbit_lab.bench.core.cuda import Copy
         from lowbit_lab.bench.operators.registry import operators
 
@@ -113,8 +115,7 @@ class Operators(Suite):
         columns = (
             Column("case", first(lambda row: f"{row.operation} {row.dtypes} {row.case}"), False),
             table.IMPLEMENTATION,
-            Column("µs", lambda row: f"{row.seconds.median * 1e6:,.1f}"),
-            Column("±", lambda row: "" if row.noise is None else f"{row.noise:.1%}"),
+            *table.MICROSECONDS,
             Column("GB/s", lambda row: f"{row.gbs:,.0f}"),
             Column("% of copy", table.limit_share),
             Column("TFLOP/s", lambda row: f"{row.gops / 1e3:,.1f}"),

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import RenderableType
 
 from lowbit import VectorIndex
 from lowbit.registry.locks import cached_property
@@ -58,6 +57,7 @@ class Search(Suite):
     )
     ceiling: ClassVar[str] = ""
     pairs: ClassVar[bool] = True
+    by_time: ClassVar[bool] = False
 
     def index(self) -> VectorIndex:
         """An empty one."""
@@ -171,10 +171,6 @@ class Search(Suite):
             ),
             *table.ratio_columns(rows),
         )
-
-    def render(self, record: Record) -> RenderableType:
-        shown = table.tables(record.rows, self.columns(record.rows), by_time=False)
-        return table.page(record, self.title(record), "", *shown)
 
 
 class Index(Implementation):

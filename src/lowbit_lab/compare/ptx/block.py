@@ -28,7 +28,8 @@ from lowbit_lab.compare.ptx.operations import (
 )
 
 if TYPE_CHECKING:
-    from lowbit_lab.compare.ptx.execute import Dims, Launch, Trace
+    from lowbit_lab.compare.ptx.execute import Launch, Trace
+    from lowbit_lab.run.trace import Grid
 
 Array = NDArray[Any]
 
@@ -46,7 +47,7 @@ class NotInterpretedError(NotImplementedError):
 class Block:
     """One block of a launch, from its first instruction to its last."""
 
-    def __init__(self, launch: Launch, index: Dims, trace: Trace | None) -> None:
+    def __init__(self, launch: Launch, index: Grid, trace: Trace | None) -> None:
         self.launch, self.trace = launch, trace
         self.code = launch.ptx.code
         x, y, z = launch.block
@@ -78,7 +79,7 @@ class Block:
         self.voted: tuple[str, str] | None = None
         self.active = np.ones(self.lanes, bool)
 
-    def _same(self, name: str, dims: Dims) -> dict[str, Array]:
+    def _same(self, name: str, dims: Grid) -> dict[str, Array]:
         return {
             f"{name}.{axis}": np.full(self.lanes, size, np.uint32)
             for axis, size in zip("xyz", dims, strict=True)

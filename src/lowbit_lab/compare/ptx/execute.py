@@ -17,9 +17,9 @@ from lowbit_lab.compare.code import Code
 from lowbit_lab.compare.ptx.block import WARP, Block
 from lowbit_lab.compare.ptx.memory import REGION_BITS, Memory
 from lowbit_lab.compare.ptx.parse import Ptx
+from lowbit_lab.run.trace import Grid
 
 Array = NDArray[Any]
-Dims = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +54,8 @@ class Launch:
     ptx: Ptx
     memory: Memory
     parameters: Mapping[str, bytes]
-    grid: Dims
-    block: Dims
+    grid: Grid
+    block: Grid
     dynamic_shared: int = 0
 
     @cached_property
@@ -86,7 +86,7 @@ class Launch:
         return max(used, default=0) + (self.dynamic_shared if space == "shared" else 0)
 
     def run(
-        self, blocks: Iterable[Dims] | None = None, trace: Trace | None = None, most: int = 0
+        self, blocks: Iterable[Grid] | None = None, trace: Trace | None = None, most: int = 0
     ) -> bool:
         """Run these blocks, all by default; each at most so many instructions if that is given.
         Returns whether they came to their end.
@@ -103,12 +103,6 @@ class Launch:
         if trace is not None:
             trace.ended = ended
         return ended
-
-
-def blocks_of(values: Sequence[int]) -> Dims:
-    """One to three sizes as three."""
-    x, y, z = [*values, 1, 1][:3]
-    return int(x), int(y), int(z)
 
 
 # What the accesses of a run cost: sectors of global memory, banks of shared memory; and how often

@@ -20,8 +20,8 @@ from lowbit_lab.bench.suites.matmul.problem import (
     DISTRIBUTION,
     RANDOM,
     SHAPES,
-    Problem,
-    Product,
+    MatmulCase,
+    MatmulProblem,
     product,
     works_of,
 )
@@ -62,7 +62,7 @@ class Matmul(Suite):
         # A single shape can have more time than a whole set.
         return Limits(seconds=4.0 if self.suite is None else 0.6)
 
-    def cases(self, seed: int = 0) -> Sequence[Product]:
+    def cases(self, seed: int = 0) -> Sequence[MatmulCase]:
         if not self.shapes and self.suite is None:
             raise ValueError("give shapes MxK:KxN, or --suite NAME")
         wanted = dict.fromkeys(self.shapes, "")
@@ -78,14 +78,14 @@ class Matmul(Suite):
         return (*super().implementations(), PlainRead())
 
     def taking_part(
-        self, problem: Problem, chosen: Sequence[Implementation]
+        self, problem: MatmulProblem, chosen: Sequence[Implementation]
     ) -> list[Implementation]:
         # More rows do more with the weights than to read them.
         limited = problem.case.sizes["M"] == 1
         return [one for one in chosen if limited or not isinstance(one, PlainRead)]
 
-    def make(self, case: Product, seed: int) -> Problem:
-        return Problem.make(case, seed)
+    def make(self, case: MatmulCase, seed: int) -> MatmulProblem:
+        return MatmulProblem.make(case, seed)
 
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
         return list(summaries(rows))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from lowbit.registry.locks import cached_property
 from lowbit.spec import Case, Operation
 from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 from lowbit_lab.bench.core import case as cases
+from lowbit_lab.bench.core.context import physical_memory
 
 Array = NDArray[Any]
 
@@ -35,7 +36,7 @@ DISTRIBUTION = (
     "from 1e-4 to 1e-2; one scale and one zero point for the whole activation, and for an output "
     "of 8 bits, spread over its range"
 )
-"""What the data of `Problem.make` are, for the record."""
+"""What the data of `MatmulProblem.make` are, for the record."""
 
 _UINT8 = int_format("uint8")
 _SHAPE = re.compile(r"(\d+)x(\d+):(\d+)x(\d+)")
@@ -72,7 +73,7 @@ def find_gemm(dtypes: str) -> Operation:
 
 
 @dataclass(frozen=True)
-class Product(cases.Case):
+class MatmulCase(cases.Case):
     """A product [M, K] by [K, N]."""
 
     @property
@@ -88,17 +89,17 @@ class Product(cases.Case):
         return self.spec.case(self.sizes, dtypes=self.dtypes, without=without)
 
 
-def product(shape: str, dtypes: str, work: str = "") -> Product:
+def product(shape: str, dtypes: str, work: str = "") -> MatmulCase:
     """The case that a shape and dtypes name.
 
     ValueError if either is not understood, the sums could overflow, or the data would not fit
     into this machine's memory.
     """
     sizes = parse_shape(shape)
-    case = Product(find_gemm(dtypes).name, shape, dtypes, work, sizes)
+    case = MatmulCase(find_gemm(dtypes).name, shape, dtypes, work, sizes)
     _ = case.stated  # which refuses sums that overflow
     elements = sum(sizes[x] * sizes[y] for x, y in ("MK", "KN", "MN"))
-    needed, memory = 2 * _REFERENCE_BYTES * elements, _physical_memory()
+    needed, memory = 2 * _REFERENCE_BYTES * elements, physical_memory()
     if needed > memory:
         raise ValueError(
             f"shape {shape!r} needs about {needed / 1e9:.0f} GB with its reference, and this "
@@ -107,24 +108,17 @@ def product(shape: str, dtypes: str, work: str = "") -> Product:
     return case
 
 
-def _physical_memory() -> float:
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):  # not every system tells
-        return float("inf")
-
-
 @dataclass(frozen=True, eq=False)
-class Problem(cases.StatedProblem):
+class MatmulProblem(cases.StatedProblem):
     """One case with data, the same for every implementation: the inputs of the specification."""
 
-    case: Product
+    case: MatmulCase
     inputs: dict[str, Array]
     # To quantize costs less. Peers that add products of bytes in 16 bits cut off sums.
     most_error: ClassVar[float] = 0.05
 
     @classmethod
-    def make(cls, case: Product, seed: int = 0) -> Problem:
+    def make(cls, case: MatmulCase, seed: int = 0) -> MatmulProblem:
         """Draw the data of `case`; the same seed gives the same."""
         inputs = case.stated.inputs(seed)
         # The specification's own data go to extremes from row to row; here they are ordinary.
@@ -230,7 +224,7 @@ def _quantization_of(real: Array) -> tuple[float, int]:
 
 
 @dataclass(frozen=True)
-class Work:
+class NamedShape:
     """A product of a set: [m, k] by [k, n], and what it is part of."""
 
     name: str
@@ -244,20 +238,22 @@ class Work:
         return f"{self.m}x{self.k}:{self.k}x{self.n}"
 
 
-def _seed() -> list[Work]:
+def _seed() -> list[NamedShape]:
     """The layers that the project began with, for one sample, a small and a large batch; and a
     wide product. Layers are in x out."""
     layers = ((256, 512), (1024, 2048), (2048, 4096))
-    works = [Work(f"linear {k}x{n}, batch {m}", m, k, n) for k, n in layers for m in (1, 32, 256)]
-    return [*works, Work("256x256 by 256x16384", 256, 256, 16384)]
+    works = [
+        NamedShape(f"linear {k}x{n}, batch {m}", m, k, n) for k, n in layers for m in (1, 32, 256)
+    ]
+    return [*works, NamedShape("256x256 by 256x16384", 256, 256, 16384)]
 
 
-def _convolution(name: str, size: int, channels: int, kernel: int, out: int) -> Work:
+def _convolution(name: str, size: int, channels: int, kernel: int, out: int) -> NamedShape:
     """A convolution whose output is `size` by `size`."""
-    return Work(name, size * size, channels * kernel * kernel, out)
+    return NamedShape(name, size * size, channels * kernel * kernel, out)
 
 
-def _resnet34() -> list[Work]:
+def _resnet34() -> list[NamedShape]:
     """ResNet-34 (He et al., "Deep Residual Learning for Image Recognition", 2016, table 1) on one
     image of 224 by 224."""
     works = [_convolution("conv1", 112, 3, 7, 64)]
@@ -268,53 +264,48 @@ def _resnet34() -> list[Work]:
             works.append(_convolution(f"layer{number}.0.downsample", size, before, 1, channels))
         works.append(_convolution(f"layer{number} conv", size, channels, 3, channels))
         before = channels
-    return [*works, Work("fc", 1, 512, 1000)]
+    return [*works, NamedShape("fc", 1, 512, 1000)]
 
 
-def _vit_b16() -> list[Work]:
+def _vit_b16() -> list[NamedShape]:
     """ViT-B/16 (Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, table 1) on one image
     of 224 by 224: 196 patches and the class token."""
     width, hidden, patches = 768, 3072, 14 * 14
     tokens = patches + 1
     return [
-        Work("patches", patches, 3 * 16 * 16, width),
-        Work("qkv", tokens, width, 3 * width),
-        Work("proj", tokens, width, width),
-        Work("mlp up", tokens, width, hidden),
-        Work("mlp down", tokens, hidden, width),
-        Work("head", 1, width, 1000),
+        NamedShape("patches", patches, 3 * 16 * 16, width),
+        NamedShape("qkv", tokens, width, 3 * width),
+        NamedShape("proj", tokens, width, width),
+        NamedShape("mlp up", tokens, width, hidden),
+        NamedShape("mlp down", tokens, hidden, width),
+        NamedShape("head", 1, width, 1000),
     ]
 
 
-def _minilm() -> list[Work]:
+def _projections(counts: Iterable[int], layers: Mapping[str, tuple[int, int]]) -> list[NamedShape]:
+    """Layers in x out, each for so many tokens."""
+    return [
+        NamedShape(f"{name}, {tokens} token{'s' if tokens > 1 else ''}", tokens, *sizes)
+        for tokens in counts
+        for name, sizes in layers.items()
+    ]
+
+
+def _minilm() -> list[NamedShape]:
     """A layer of the sentence encoder all-MiniLM-L6-v2 (width 384), for one sentence of 20 tokens
     and for a batch of 32."""
-    return [
-        Work(f"{name}, {tokens} tokens", tokens, k, n)
-        for tokens in (20, 640)
-        for name, k, n in (
-            ("attention", 384, 384),
-            ("intermediate", 384, 1536),
-            ("output", 1536, 384),
-        )
-    ]
+    layers = {"attention": (384, 384), "intermediate": (384, 1536), "output": (1536, 384)}
+    return _projections((20, 640), layers)
 
 
-def _llm() -> list[Work]:
+def _llm() -> list[NamedShape]:
     """The projections of a decoder of 8 billion parameters (width 4096, feed-forward 14336)."""
-    return [
-        Work(f"{name}, {tokens} token{'s' if tokens > 1 else ''}", tokens, k, n)
-        for tokens in (1, 16, 128, 512)
-        for name, k, n in (
-            ("attention", 4096, 4096),
-            ("up", 4096, 14336),
-            ("down", 14336, 4096),
-        )
-    ]
+    layers = {"attention": (4096, 4096), "up": (4096, 14336), "down": (14336, 4096)}
+    return _projections((1, 16, 128, 512), layers)
 
 
-def _square() -> list[Work]:
-    return [Work(f"{size} cubed", size, size, size) for size in (128, 256, 512, 1024, 2048)]
+def _square() -> list[NamedShape]:
+    return [NamedShape(f"{size} cubed", size, size, size) for size in (128, 256, 512, 1024, 2048)]
 
 
 _MAKERS = {
@@ -334,31 +325,31 @@ _MOST_BYTES = 1 << 27
 _MOST_MULTIPLY_ADDS = 1 << 33
 
 
-def _random(seed: int, count: int) -> tuple[Work, ...]:
+def _random(seed: int, count: int) -> tuple[NamedShape, ...]:
     """So many shapes, each of M, N and K log-uniform from 1 to 16,384. Left out are those with more
     than 2^33 multiply-adds, or with more than 2^27 bytes in M*K + K*N + 4*M*N: a hundred then take
     one thread some ten minutes."""
     if count < 1:
         raise ValueError(f"count is {count}; it must be at least 1")
     draw = random.Random(seed)
-    found: dict[str, Work] = {}
+    found: dict[str, NamedShape] = {}
     while len(found) < count:
         m, n, k = (int((_LARGEST + 1) ** draw.random()) for _ in range(3))
         if m * k + k * n + 4 * m * n <= _MOST_BYTES and m * n * k <= _MOST_MULTIPLY_ADDS:
-            work = Work(f"{RANDOM}: {len(found) + 1}", m, k, n)
+            work = NamedShape(f"{RANDOM}: {len(found) + 1}", m, k, n)
             found.setdefault(work.shape, work)
     return tuple(found.values())
 
 
-def works_of(name: str, seed: int = 0, count: int = 100) -> tuple[Work, ...]:
+def works_of(name: str, seed: int = 0, count: int = 100) -> tuple[NamedShape, ...]:
     """The products of a set, each shape once; seed and count are for "random". ValueError, naming
     the sets, if it is unknown."""
     if name not in SHAPES:
         raise ValueError(f"no set of shapes is called {name!r}; known are {', '.join(SHAPES)}")
     if name == RANDOM:
         return _random(seed, count)
-    found: dict[str, Work] = {}
+    found: dict[str, NamedShape] = {}
     for one in _MAKERS if name == "all" else (name,):
         for work in _MAKERS[one]():
-            found.setdefault(work.shape, Work(f"{one}: {work.name}", work.m, work.k, work.n))
+            found.setdefault(work.shape, NamedShape(f"{one}: {work.name}", work.m, work.k, work.n))
     return tuple(found.values())

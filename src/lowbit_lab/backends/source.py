@@ -44,11 +44,11 @@ from typing import Any
 from lowbit.registry.conflicts import conflict
 from lowbit.registry.extras import installed
 from lowbit.spec import Operation, from_function
-from lowbit_lab.backends.backend import Request
+from lowbit_lab.backends.backend import Request, Variant
 from lowbit_lab.backends.language import Ability, language_of, languages_that_can
 from lowbit_lab.bench.core.remote import RemoteError, run_remote
-from lowbit_lab.compare.problem import Problem, Variant
-from lowbit_lab.report import OnProgress
+from lowbit_lab.checks.result import OnProgress
+from lowbit_lab.compare.problem import Problem
 from lowbit_lab.run.triton import triton_modules
 
 PRODUCT, OPERATOR, FUNCTION = "product:", "gpu:", "cpu:"
@@ -78,11 +78,7 @@ def request_of_file(path: Path) -> Request:
         )
     with blamed(path):
         one = _complete(_only_variant(names, path), names, path, "interpret")
-    given = dict(one.constants)
-    if one.block is not None and language_of(one.kernel, "interpret").needs_block:
-        given |= zip(_BLOCK, one.block, strict=False)
-    stated = {name: names[name] for name in ("output", "initial") if name in names}
-    return Request(one.kernel, spec, one.grid, **stated, given=given)
+    return Request(one, spec, names.get("output"), names.get("initial"))
 
 
 def _only_variant(names: Mapping[str, Any], path: Path) -> Variant:
@@ -363,7 +359,7 @@ def request_named(name: str) -> Request:
         listed = ", ".join([*kernels, f"{PRODUCT}ISA"])
         raise ValueError(f"no kernel {name!r}; there are {listed} and FILE.py")
     found = kernels[name]
-    return Request(found.kernel, found.operation, found.grid)
+    return Request(Variant(found.kernel, grid=found.grid), found.operation)
 
 
 def needs_simulator(path: Path) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lowbit.report.charts import altair_chart, bars
 from lowbit.report.page import Figure
@@ -14,9 +14,6 @@ from lowbit_lab.bench.core.case import LIMIT
 from lowbit_lab.bench.core.peak import Ceiling
 from lowbit_lab.bench.core.record import Record, Row
 from lowbit_lab.bench.core.table import heading
-
-if TYPE_CHECKING:
-    from lowbit_lab.compare.run import Result
 
 _FEW_CASES = 3  # a line over sizes wants so many
 _MOST_LINES = 12  # of a legend
@@ -97,17 +94,6 @@ def of_record(record: Record) -> Iterator[Figure]:
         titles = "threads", "GOP/s, geometric mean"
         drawn = points(_scaling(rows), ("threads", "gops"), titles, log=False)
         yield Figure(drawn, "Speed over threads, the geometric mean of the cases.", command)
-
-
-def of_comparison(result: Result) -> Iterator[Figure]:
-    """The speed of everybody who was timed."""
-    work, unit = (result.operations / 1e9, "GOP/s") if result.operations else (1, "calls/s")
-    speeds = [
-        {"name": one.name, "speed": work / one.seconds[1]} for one in result.timed if one.seconds
-    ]
-    if speeds:
-        command = f"lowbit compare {result.file}"
-        yield Figure(bars(speeds, "name", "speed", unit), f"{result.file}: speed.", command)
 
 
 def _label(row: Row) -> str:
