@@ -23,8 +23,9 @@ from lowbit_lab.bench.core.peak import Ceiling
 if TYPE_CHECKING:
     from lowbit_lab.bench.core.suite import Plan
 
-# Python needs some 100 µs to start a kernel; meanwhile the GPU is kept busy with nothing.
-_HIDING_CYCLES = 400_000
+# Python needs some 100 µs to start a kernel, more where the host is slow or many kernels are
+# started; meanwhile the GPU is kept busy with nothing.
+_HIDING_CYCLES, _CLOCK = 400_000, 2e9
 _WARM_UPS = 3
 Events = tuple[torch.cuda.Event, torch.cuda.Event]
 Start = tuple[Callable[[], Events], int]
@@ -83,11 +84,12 @@ class Cuda(Clock):
 
     def starts(self, calls: Mapping[str, Sequence[Call]]) -> dict[str, Start]:
         """Of each; every call is made a few times before."""
-        flush = _flush(self._device)
-        for (call,) in calls.values():
+        flush, starts = _flush(self._device), dict[str, Start]()
+        for name, (call,) in calls.items():
             for _ in range(_WARM_UPS):
                 call()
-        return {name: (partial(_timed, call, flush), 1) for name, (call,) in calls.items()}
+            starts[name] = partial(_timed, call, flush, _hiding(call)), 1
+        return starts
 
     def tidy(self) -> None:
         """After a case: give back memory, and what was compiled for its sizes."""
@@ -260,9 +262,18 @@ def _flush(device: torch.device) -> Callable[[], object]:
     return torch.zeros(2 * size // 4, device=device).sum
 
 
-def _timed(call: Call, flush: Callable[[], object]) -> Events:
+def _hiding(call: Call) -> int:
+    """For how many cycles the GPU has to wait, so that a call has been started before they are
+    over: three times what its start takes here."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    return max(_HIDING_CYCLES, int(3 * _CLOCK * (time.perf_counter() - begun)))
+
+
+def _timed(call: Call, flush: Callable[[], object], cycles: int) -> Events:
     flush()
-    return _between(call, _HIDING_CYCLES)
+    return _between(call, cycles)
 
 
 def _between(call: Call, cycles: int) -> Events:
