@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.graph.graph import Constant, Graph, Node, Tensor, check
-from lowbit.graph.lower import dtype_of
+from lowbit.graph.graph import Constant, Graph, Node, Tensor, check, dtype_of
 from lowbit.numerics import IntFormat, QTensor, int_format, pack_nibbles, unpack_nibbles
 from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile, check_names
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -113,6 +114,16 @@ class Tensor:
         if named:
             raise ValueError(f"the sizes {', '.join(named)} are not known yet: bind the graph")
         return tuple(size for size in self.shape if isinstance(size, int))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return dtype_of(self.dtype).itemsize
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """NumPy's or ml_dtypes' dtype of that name."""
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 @dataclass(frozen=True)

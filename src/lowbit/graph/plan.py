@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.graph.graph import Graph, Tensor
+from lowbit.graph.graph import Graph, Tensor, dtype_of
 from lowbit.graph.layer_tiling import sliced
-from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, dtype_of, is_dense
+from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, is_dense
 from lowbit.graph.lowering.elementwise import compute, converted
 from lowbit.graph.memory import arranged
 from lowbit.graph.step import Step, reading_ahead

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
-from lowbit.graph.graph import Graph
-from lowbit.graph.lower import Packed, dtype_of
+from lowbit.graph.graph import Graph, dtype_of
+from lowbit.graph.lower import Packed
 from lowbit.graph.passes.fold import with_constants
 from lowbit.graph.passes.infer import decomposed, described, facts
 from lowbit.graph.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.graph.lower import dtype_of
+from lowbit.graph.graph import dtype_of
 from lowbit.graph.session import Session
 from lowbit.lm.checkpoint import Checkpoint
 from lowbit.lm.network import Networks

@@ -19,8 +19,7 @@ from rich.text import Text
 
 from lowbit import isa
 from lowbit.graph import Graph, NodeTime, Session
-from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.lower import dtype_of
+from lowbit.graph.graph import Node, Tensor, dtype_of
 from lowbit.graph.passes.infer import facts
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.convolution.winograd import winograd
