@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics import QTensor
+from lowbit.numerics.formats import dtype_of
 from lowbit.weights.panels import PackedMatrix
 
 # What sizes of inputs must fulfil for a network to be right, as data that files can hold.
@@ -119,11 +119,6 @@ class Tensor:
     def itemsize(self) -> int:
         """Bytes of an element."""
         return dtype_of(self.dtype).itemsize
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    """NumPy's or ml_dtypes' dtype of that name."""
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 @dataclass(frozen=True)

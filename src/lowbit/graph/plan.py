@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.graph.graph import Graph, Tensor, dtype_of
+from lowbit.graph.graph import Graph, Tensor
 from lowbit.graph.layer_tiling import sliced
 from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, is_dense
 from lowbit.graph.lowering.elementwise import compute, converted
@@ -21,6 +21,7 @@ from lowbit.jit import verbose
 from lowbit.jit.chain import chain
 from lowbit.jit.entry import word
 from lowbit.jit.workspace import aligned_empty
+from lowbit.numerics.formats import dtype_of
 from lowbit.product.arguments import allocation
 from lowbit.registry.locks import Lock
 

@@ -8,24 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile, read_tensors
+from lowbit.torch.header import stored_tensor
+from lowbit.weights.tensor_file import StoredTensor, TensorFile, read_tensors
 
 FILE = TensorFile("lowbit-checkpoint", "file of float weights", "1")
-_CODES = {getattr(torch, name): code for code, name in DTYPES.items() if hasattr(torch, name)}
 
 
 def save(path: str | os.PathLike[str], state: Mapping[str, Tensor], made: str) -> None:
     """Write a state dict; `made` says how it was made. OSError if that fails."""
-    tensors = {}
-    for name, tensor in state.items():
-        data = tensor.detach().cpu().contiguous()
-        flat = data.reshape(-1).view(torch.uint8).numpy()
-        tensors[name] = StoredTensor(_CODES[data.dtype], tuple(data.shape), flat)
+    tensors = {name: stored_tensor(tensor) for name, tensor in state.items()}
     FILE.write(path, {"made": made}, tensors)
 
 
@@ -54,8 +49,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def _tensor(stored: StoredTensor) -> Tensor:
-    name = DTYPES[stored.dtype]
-    array = stored.data.view(np.dtype(getattr(ml_dtypes, name, name))).reshape(stored.shape)
+    array = stored.numpy()
     return torch.from_numpy(array.astype(np.float32) if array.dtype.kind in "fV" else array.copy())
 
 
