@@ -110,7 +110,7 @@ def _converting(
 BLOCK = 4096  # elements of a row that an item writes, at most
 
 ELEMENTS = {"f32": f32, "s32": s32, "s64": s64}
-"""Formats of which there are reductions."""
+"""Formats of which there are reductions, and running sums."""
 
 REDUCTIONS: dict[str, Callable[[Value, Value], Value]] = {
     "add": lambda old, new: old + new,
