@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.torch.header import stored_tensor
+from lowbit.torch.summary import some
 from lowbit.weights.tensor_file import StoredTensor, TensorFile, read_tensors
 
 FILE = TensorFile("lowbit-checkpoint", "file of float weights", "1")
@@ -79,13 +80,9 @@ def load_into(network: nn.Module, state: Mapping[str, Tensor], source: str) -> N
         if name in state and state[name].shape != own[name].shape
     ]
     kinds = (("missing", missing), ("unknown", unknown), ("of another shape", shapes))
-    wrong = [f"{kind}: {', '.join(some[:4])}{_more(some)}" for kind, some in kinds if some]
+    wrong = [f"{kind}: {some(names, 4)}" for kind, names in kinds if names]
     if wrong:
         raise ValueError(
             f"{source} is no checkpoint of {type(network).__name__}; {'; '.join(wrong)}"
         )
     network.load_state_dict(dict(state), strict=False)
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 4} more" if len(names) > 4 else ""

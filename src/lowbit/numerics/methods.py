@@ -347,9 +347,7 @@ class HQQ(Method):
             u = w[:, columns] / t.scale[where][:, None]
             zero[where] = self._zero_points(u, zero[where], fmt)
             values[:, columns] = _integers(u, zero[where], fmt)
-        near = np.clip(np.rint(zero), fmt.qmin, fmt.qmax).astype(np.int32)
-        weight = QTensor(values, t.scale, near, fmt, t.axis, t.group_size, t.group_axis)
-        return QuantizedWeight(weight, zero_point=zero)
+        return QuantizedWeight.of(values, t.scale, zero, fmt, t.group_size)
 
     def _zero_points(
         self, u: Floats, zero: npt.NDArray[np.float32], fmt: IntFormat

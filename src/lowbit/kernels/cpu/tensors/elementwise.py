@@ -56,14 +56,6 @@ KINDS = {**FORMATS, **WIDE, **RAW}
 Step = int | str
 
 
-def _min(a: Value, b: Value) -> Value:
-    return keeping_nan(a, minimum(a, b))
-
-
-def _max(a: Value, b: Value) -> Value:
-    return keeping_nan(a, maximum(a, b))
-
-
 def _truth(condition: Value) -> Value:
     bits = Vector(s32, condition.lanes)
     one = condition.machine.constant(1, bits)
@@ -76,8 +68,8 @@ OPERATIONS: dict[str, tuple[int, Callable[..., Value]]] = {
     "sub": (2, lambda a, b: a - b),
     "mul": (2, lambda a, b: a * b),
     "div": (2, lambda a, b: a / b),
-    "min": (2, _min),
-    "max": (2, _max),
+    "min": (2, lambda a, b: keeping_nan(a, minimum(a, b))),
+    "max": (2, lambda a, b: keeping_nan(a, maximum(a, b))),
     "less": (2, lambda a, b: _truth(a < b)),
     "equal": (2, lambda a, b: _truth(a.equals(b))),
     "where": (3, lambda condition, a, b: select(condition.equals(0.0), b, a)),
