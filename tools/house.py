@@ -41,7 +41,7 @@ LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 500, 60
 # offsets (800), any program watched (950), bounds proved (1,300), the view of a smaller case, of
 # variables and costs, exercises as they come, notebooks (1,200), several results and sums that a
 # result keeps (150).
-LINES, STEP = {"lowbit": 64_550, "lowbit_lab": 30_750}, 250
+LINES, STEP = {"lowbit": 64_350, "lowbit_lab": 30_750}, 250
 INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon\w*|i8mm)\b")
 LOCKS = re.compile(r"\bthreading\.(R?Lock|Condition|Semaphore)\b|from functools .*cached_property")
 SET_ROOMS = {"lowbit.isa", "lowbit.kernels"}

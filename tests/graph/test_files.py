@@ -12,9 +12,10 @@ import pytest
 from nets import NETS, QUANTIZED, Net, random_inputs, with_formats
 
 from lowbit.graph import Session, load, save
-from lowbit.graph.files import _FILE, _stored
+from lowbit.graph.files import _FILE
 from lowbit.graph.graph import Graph
 from lowbit.numerics import QTensor, quantize
+from lowbit.weights.tensor_file import StoredTensor
 
 PARTS = "values", "scale", "zero_point"
 
@@ -85,7 +86,7 @@ def test_4_bit_weights_of_older_files_are_bytes(tmp_path: Path) -> None:
     metadata, stored = _FILE.read(path, verify=False)
     fields = json.loads(metadata["network"])
     fields["constants"]["w"].pop()
-    parts = {f"0.{part}": _stored(getattr(net.constants["w"], part)) for part in PARTS}
+    parts = {f"0.{part}": StoredTensor.of(getattr(net.constants["w"], part)) for part in PARTS}
     _FILE.write(path, {"network": json.dumps(fields)}, {**stored, **parts})
     _same(graph, load(path))
 

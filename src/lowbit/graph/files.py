@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, check
-from lowbit.graph.lower import dtype_of
 from lowbit.numerics import IntFormat, QTensor, int_format, pack_nibbles, unpack_nibbles
-from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile, check_names
+from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
 
 _FILE = TensorFile("lowbit.network", "network", "1")
-_CODES = {name: code for code, name in DTYPES.items()}
 _FIELDS = ("name", "inputs", "outputs", "nodes", "tensors", "constants")
 _NODE = ("op", "inputs", "outputs", "attributes", "name")
 _PARTS = ("values", "scale", "zero_point")
@@ -36,10 +34,10 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
             constants[name] = [number, value.format.name, value.axis, value.group_size,
                                value.group_axis, value.shape]  # fmt: skip
             parts = _small(value)
-            tensors |= {f"{number}.{part}": _stored(parts[part]) for part in _PARTS}
+            tensors |= {f"{number}.{part}": StoredTensor.of(parts[part]) for part in _PARTS}
         else:
             constants[name] = [number]
-            tensors[str(number)] = _stored(np.asarray(value))
+            tensors[str(number)] = StoredTensor.of(np.asarray(value))
     described = {
         "name": graph.name,
         "inputs": graph.inputs,
@@ -108,23 +106,11 @@ def _in_nibbles(fmt: IntFormat, shape: Sequence[int]) -> bool:
     return fmt.bits == 4 and len(shape) > 0
 
 
-def _stored(array: Any) -> StoredTensor:
-    shape = array.shape
-    array = np.ascontiguousarray(array)
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return StoredTensor(_CODES[array.dtype.name], shape, little.reshape(-1).view(np.uint8))
-
-
-def _array(stored: Mapping[str, StoredTensor], name: str) -> Any:
-    one = stored[name]
-    return np.asarray(one.data.view(dtype_of(DTYPES[one.dtype])).reshape(one.shape))
-
-
 def _constant(entry: list[Any], stored: Mapping[str, StoredTensor]) -> Constant:
     if len(entry) == 1:
-        return _array(stored, str(entry[0]))
+        return np.asarray(stored[str(entry[0])].numpy())
     number, name, axis, group_size, group_axis, *shape = entry
-    values, scale, zero = (_array(stored, f"{number}.{part}") for part in _PARTS)
+    values, scale, zero = (np.asarray(stored[f"{number}.{part}"].numpy()) for part in _PARTS)
     fmt = int_format(name)
     if shape and _in_nibbles(fmt, shape[0]):  # files without a shape have a byte for each
         values = unpack_nibbles(values, shape[0][-1], fmt)

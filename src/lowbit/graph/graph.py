@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics import QTensor
+from lowbit.numerics.formats import dtype_of
 from lowbit.weights.panels import PackedMatrix
 
 # What sizes of inputs must fulfil for a network to be right, as data that files can hold.
@@ -113,6 +114,11 @@ class Tensor:
         if named:
             raise ValueError(f"the sizes {', '.join(named)} are not known yet: bind the graph")
         return tuple(size for size in self.shape if isinstance(size, int))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return dtype_of(self.dtype).itemsize
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lowbit.graph.graph import Graph, Node
-from lowbit.graph.lower import Lowering, is_dense, itemsize, order_of
+from lowbit.graph.lower import Lowering, is_dense, order_of
 from lowbit.graph.memory import arranged
 from lowbit.graph.operator import operators
 from lowbit.graph.step import Place, View, Word
@@ -61,7 +61,7 @@ def _alone(graph: Graph, batch: int) -> Iterator[tuple[int, int]]:
             return
         known.update(node.outputs)
         tensors = [graph.tensors[name] for name in used]
-        each = sum(math.prod(one.sizes[1:]) * itemsize(one) for one in tensors)
+        each = sum(math.prod(one.sizes[1:]) * one.itemsize for one in tensors)
         weight = graph.constants.get((*node.inputs, "")[1])
         yield (weight.values.nbytes if isinstance(weight, QTensor) else 0), each
 
@@ -103,7 +103,7 @@ def _add(lowering: Lowering, nodes: tuple[Node, ...], batch: int, samples: int) 
     ends = {name: one.views[name] for name in results}
     for view in ends.values():
         order, place = order_of(view), view.place
-        size = math.prod(view.shape) * itemsize(view.tensor)
+        size = math.prod(view.shape) * view.tensor.itemsize
         if order[0] or not is_dense(view, order) or place.buffer in before or place.offset:
             return False
         if lowering.buffers.get(place.buffer) != size:
@@ -134,4 +134,4 @@ def _add(lowering: Lowering, nodes: tuple[Node, ...], batch: int, samples: int) 
 
 def _bytes(view: View) -> int:
     """From a slice to the next one."""
-    return view.shape[0] * view.strides[0] * itemsize(view.tensor)
+    return view.shape[0] * view.strides[0] * view.tensor.itemsize

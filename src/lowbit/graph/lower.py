@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -131,7 +130,7 @@ class Lowering:
     def fresh(self, tensor: Tensor, order: Sequence[int] | None = None, name: str = "") -> View:
         """Memory for a tensor."""
         shape = tensor.sizes
-        place = self.scratch(math.prod(shape) * itemsize(tensor), name)
+        place = self.scratch(math.prod(shape) * tensor.itemsize, name)
         return View(tensor, place, strides_of(shape, order))
 
     def scratch(self, size: int, name: str = "") -> Place:
@@ -149,16 +148,6 @@ class Lowering:
     def add(self, program: Program, words: Mapping[str, Word]) -> None:
         """Let a kernel run now."""
         self.steps.append(Step(program, words, self.node))
-
-
-def itemsize(tensor: Tensor) -> int:
-    """Bytes of an element."""
-    return dtype_of(tensor.dtype).itemsize
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    """NumPy's or ml_dtypes' dtype of that name."""
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:

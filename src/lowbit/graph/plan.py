@@ -12,7 +12,7 @@ import numpy as np
 
 from lowbit.graph.graph import Graph, Tensor
 from lowbit.graph.layer_tiling import sliced
-from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, dtype_of, is_dense
+from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, is_dense
 from lowbit.graph.lowering.elementwise import compute, converted
 from lowbit.graph.memory import arranged
 from lowbit.graph.step import Step, reading_ahead
@@ -21,6 +21,7 @@ from lowbit.jit import verbose
 from lowbit.jit.chain import chain
 from lowbit.jit.entry import word
 from lowbit.jit.workspace import aligned_empty
+from lowbit.numerics.formats import dtype_of
 from lowbit.product.arguments import allocation
 from lowbit.registry.locks import Lock
 

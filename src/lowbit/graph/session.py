@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.graph.graph import Graph
-from lowbit.graph.lower import Packed, dtype_of
+from lowbit.graph.lower import Packed
 from lowbit.graph.passes.fold import with_constants
 from lowbit.graph.passes.infer import decomposed, described, facts
 from lowbit.graph.plan import Plan
 from lowbit.jit.chain import ticks_per_second
 from lowbit.jit.threads import checked, max_threads
+from lowbit.numerics.formats import dtype_of
 from lowbit.registry.locks import Lock
 
 Array = npt.NDArray[Any]

@@ -55,3 +55,16 @@ class View:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.tensor.sizes
+
+    def part(self, shape: Sequence[int], strides: Sequence[int], first: int = 0) -> View:
+        """Elements of it from number `first` in memory on, with other sizes and strides."""
+        place = self.place + first * self.tensor.itemsize
+        return View(replace(self.tensor, shape=tuple(shape)), place, tuple(strides))
+
+    def along(self, axis: int, first: int, count: int, step: int = 1) -> View:
+        """`count` elements of an axis, each a step behind the one before."""
+        shape, strides = list(self.shape), list(self.strides)
+        first *= strides[axis]
+        shape[axis] = count
+        strides[axis] *= step
+        return self.part(shape, strides, first)

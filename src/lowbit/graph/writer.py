@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,19 @@ IDENTITY = "Identity"
 def identity(source: str, made: str, name: str = "") -> Node:
     """The node that gives a value another name, or another format."""
     return Node(IDENTITY, (source,), (made,), {}, name)
+
+
+def _of_one(op: str) -> Callable[[Writer, str], str]:
+    """The method that writes an operator of so many values."""
+    return lambda writer, x: writer.op(op, x)
+
+
+def _of_two(op: str) -> Callable[[Writer, str, str], str]:
+    return lambda writer, x, y: writer.op(op, x, y)
+
+
+def _of_three(op: str) -> Callable[[Writer, str, str, str], str]:
+    return lambda writer, x, y, z: writer.op(op, x, y, z)
 
 
 class Writer(ABC):
@@ -40,57 +53,17 @@ class Writer(ABC):
 
     # Of each element
 
-    def add(self, x: str, y: str) -> str:
-        return self.op("Add", x, y)
-
-    def sub(self, x: str, y: str) -> str:
-        return self.op("Sub", x, y)
-
-    def mul(self, x: str, y: str) -> str:
-        return self.op("Mul", x, y)
-
-    def div(self, x: str, y: str) -> str:
-        return self.op("Div", x, y)
+    logical_not, abs, floor, sqrt = map(_of_one, ("Not", "Abs", "Floor", "Sqrt"))
+    add, sub, mul, div, power = map(_of_two, ("Add", "Sub", "Mul", "Div", "Pow"))
+    minimum, maximum, equal, less = map(_of_two, ("Min", "Max", "Equal", "Less"))
+    clip, where = map(_of_three, ("Clip", "Where"))
 
     def mod(self, x: str, y: str, fmod: bool = False) -> str:
         """The remainder, with the sign of y, or with `fmod` of x."""
         return self.op("Mod", x, y, fmod=int(fmod))
 
-    def power(self, x: str, y: str) -> str:
-        return self.op("Pow", x, y)
-
-    def minimum(self, x: str, y: str) -> str:
-        return self.op("Min", x, y)
-
-    def maximum(self, x: str, y: str) -> str:
-        return self.op("Max", x, y)
-
-    def clip(self, x: str, low: str, high: str) -> str:
-        return self.op("Clip", x, low, high)
-
-    def equal(self, x: str, y: str) -> str:
-        return self.op("Equal", x, y)
-
-    def less(self, x: str, y: str) -> str:
-        return self.op("Less", x, y)
-
-    def logical_not(self, x: str) -> str:
-        return self.op("Not", x)
-
-    def where(self, condition: str, x: str, y: str) -> str:
-        return self.op("Where", condition, x, y)
-
-    def abs(self, x: str) -> str:
-        return self.op("Abs", x)
-
-    def floor(self, x: str) -> str:
-        return self.op("Floor", x)
-
     def round(self, x: str, decimals: int = 0) -> str:
         return self.op("Round", x, decimals=decimals)
-
-    def sqrt(self, x: str) -> str:
-        return self.op("Sqrt", x)
 
     def cast(self, x: str, to: str) -> str:
         """x as numbers of NumPy's dtype of this name."""
@@ -134,13 +107,11 @@ class Writer(ABC):
     def gather(self, x: str, indices: str, axis: int = 0) -> str:
         return self.op("Gather", x, indices, axis=axis)
 
-    def arange(self, start: str, end: str, step: str) -> str:
-        return self.op("Range", start, end, step)
+    arange = _of_three("Range")
 
     # Of many elements
 
-    def matmul(self, x: str, y: str) -> str:
-        return self.op("MatMul", x, y)
+    matmul = _of_two("MatMul")
 
     def linear(self, x: str, weight: str, *added: str, **attributes: Any) -> str:
         """x @ weightᵀ; added: a bias and a residual, if there are any."""

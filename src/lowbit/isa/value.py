@@ -104,6 +104,12 @@ class Value:
         """This pointer as one to another element type; the address stays."""
         return self.machine.reinterpret(self, element)
 
+    @property
+    def lanes(self) -> int:
+        """How many there are, of a vector."""
+        assert isinstance(self.type, Vector)
+        return self.type.lanes
+
     def __repr__(self) -> str:
         return f"<{self.type}>"
 

@@ -34,6 +34,11 @@ MAX_REGIONS = 4  # of a kernel
 RUNS = 16  # of items in a region
 
 
+def item_size(elements: int, least: int, most: int) -> int:
+    """How large items are: as many as a region has runs, if that lets them be of a good size."""
+    return min(max(elements // RUNS, least), most)
+
+
 class RegisterPressureError(Exception):
     """A kernel text asks for more registers or tiles than its instruction set has."""
 

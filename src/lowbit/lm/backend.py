@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.graph.lower import dtype_of
 from lowbit.graph.session import Session
 from lowbit.lm.checkpoint import Checkpoint
 from lowbit.lm.network import Networks
+from lowbit.numerics.formats import dtype_of
 
 Rows = npt.NDArray[np.float32]
 # Rows of a prompt that run together. What is left is filled up to one of these.

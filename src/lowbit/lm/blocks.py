@@ -107,8 +107,7 @@ def as_weight(q: Array, scale: Array, zero: Array, bits: int, size: int) -> Quan
     exact = bool((zero == near).all())
     if fmt.name == "int8" and exact and scale.shape[1] == 1:
         return QuantizedWeight(QTensor(q, scale[:, 0], near[:, 0].astype(np.int32), fmt, 0))
-    weight = QTensor(q, scale, near.astype(np.int32), fmt, 0, size)
-    return QuantizedWeight(weight, None if exact else zero)
+    return QuantizedWeight.of(q, scale, near.astype(np.int32) if exact else zero, fmt, size)
 
 
 def _spread(each: Array, q: Array, size: int) -> Array:

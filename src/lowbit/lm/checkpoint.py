@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lowbit.lm.blocks import BLOCKS
 from lowbit.lm.description import Description
 from lowbit.lm.gguf import Gguf, read
-from lowbit.lm.quantized import Layer, array_of, check, layers_of
+from lowbit.lm.quantized import Layer, check, layers_of
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.numerics.qtensor import QTensor
 from lowbit.weights.tensor_file import StoredTensor, read_tensors
@@ -238,7 +238,7 @@ class FolderCheckpoint:
         return self.vector(f"{name}.bias")
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        array = array_of(_of(self._tensors, name))
+        array = _of(self._tensors, name).numpy()
         if array.dtype.kind in "biu":
             raise ValueError(f"{name} must be floats, got {array.dtype}")
         return array
@@ -249,7 +249,7 @@ def _below(name: str, experts: Sequence[_Expert]) -> Matrix:
     weights = list[Matrix]()
     for one in experts:
         if isinstance(one, StoredTensor):
-            weights.append(array_of(one).astype(np.float32))
+            weights.append(one.numpy().astype(np.float32))
         elif one.order is not None:
             raise NotImplementedError(f"{one.name}: experts with an order of inputs are not read")
         else:
@@ -278,13 +278,6 @@ def _of(tensors: Mapping[str, Any], name: str) -> Any:
     if name not in tensors:
         raise ValueError(f"the model has no tensor {name}")
     return tensors[name]
-
-
-def some_rows(weight: QuantizedWeight, rows: slice) -> QuantizedWeight:
-    """Some rows of a weight, without factors of inputs."""
-    q, zeros = weight.weight, weight.zero_point
-    part = QTensor(q.values[rows], q.scale[rows], q.zero_point[rows], q.format, 0, q.group_size)
-    return QuantizedWeight(part, None if zeros is None else zeros[rows])
 
 
 def joined(weights: Sequence[Matrix], experts: int = 1) -> Matrix | None:

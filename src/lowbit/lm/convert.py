@@ -29,7 +29,7 @@ from lowbit.lm.checkpoint import (
 from lowbit.lm.tokenizer import GGUF_TOKENIZER
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights import folder
-from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile
+from lowbit.weights.tensor_file import StoredTensor, TensorFile
 
 # transformers wants to read this in files of PyTorch's.
 _FILE = TensorFile("pt", "file of a language model", "1")
@@ -165,10 +165,10 @@ def _of_gguf(checkpoint: GgufCheckpoint) -> Tensors:
         if checkpoint.is_matrix(name):
             held = checkpoint.held(name)
             quantized = isinstance(held, QuantizedWeight)
-            yield (stem, held, None) if quantized else (name, stored(held), None)
+            yield (stem, held, None) if quantized else (name, StoredTensor.of(held), None)
         else:
             value = checkpoint.bias(stem) if part == "bias" else checkpoint.vector(name)
-            yield name, stored(value), None
+            yield name, StoredTensor.of(value), None
 
 
 def _of_folder(checkpoint: FolderCheckpoint) -> Tensors:
@@ -181,10 +181,3 @@ def _of_folder(checkpoint: FolderCheckpoint) -> Tensors:
         elif stem not in done:
             done.add(stem)
             yield stem, layer.weight(), layer.order
-
-
-def stored(array: Any) -> StoredTensor:
-    """An array of floats as a tensor of a file."""
-    code = next(code for code, name in DTYPES.items() if name == array.dtype.name)
-    data = np.ascontiguousarray(array)
-    return StoredTensor(code, data.shape, data.reshape(-1).view(np.uint8))

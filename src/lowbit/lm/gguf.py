@@ -24,19 +24,7 @@ import numpy.typing as npt
 from lowbit.lm.blocks import BLOCKS
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-_NUMBERS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_NUMBERS = {**dict(enumerate("BbHhIif?")), **dict(enumerate("Qqd", 10))}  # as struct has them
 _STRING, _ARRAY, _LEAST_STRING = 8, 9, 8  # bytes of a string without letters
 _LEAST_ENTRY, _LEAST_TENSOR = 13, 24  # bytes
 _MOST_DIMENSIONS = 4

@@ -104,9 +104,7 @@ class LanguageModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """What makes tokens of text. ValueError: the model's files hold none."""
-        if os.path.isdir(self.path):
-            return Tokenizer.from_folder(self.path)
-        return Tokenizer.from_gguf(self._checkpoint.metadata)
+        return Tokenizer.of(self.path, self._checkpoint.metadata)
 
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,

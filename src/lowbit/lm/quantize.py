@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ import numpy.typing as npt
 
 from lowbit.graph.graph import Graph
 from lowbit.graph.session import Session
-from lowbit.lm.checkpoint import Checkpoint, FolderCheckpoint, open_checkpoint, some_rows
-from lowbit.lm.convert import Tensor, Writer, Written, stored, tensors_of
+from lowbit.lm.checkpoint import Checkpoint, FolderCheckpoint, open_checkpoint
+from lowbit.lm.convert import Tensor, Writer, Written, tensors_of
 from lowbit.lm.model import LanguageModel
 from lowbit.lm.network import Weights, layer_graph
 from lowbit.lm.tokenizer import Tokenizer
@@ -134,10 +133,7 @@ def _sequences(
     """Sequences of tokens to calibrate with, and to evaluate. ValueError: a text is too short."""
     if calibration is None and evaluation is None:
         return [], []
-    folder = os.path.isdir(source)
-    tokenizer = (
-        Tokenizer.from_folder(Path(source)) if folder else Tokenizer.from_gguf(checkpoint.metadata)
-    )
+    tokenizer = Tokenizer.of(source, checkpoint.metadata)
     first = [] if calibration is None else tokenizer.encode(calibration)
     if evaluation is None:
         cut = len(first) - len(first) // _HELD_OUT
@@ -193,7 +189,8 @@ class _Layers:
             if factors is not None and (factors != 1).any():
                 own.constants[norm] = value = self._checkpoint.vector(norm) / factors
                 value = value - np.float32(self._description.norm_offset)
-                yield f"{self._files[norm.removesuffix('.weight')][0]}.weight", stored(value)
+                file = self._files[norm.removesuffix(".weight")][0]
+                yield f"{file}.weight", StoredTensor.of(value)
         if self._rows:
             graph, _ = self._graph(number, own)
             self._rows = [made[graph.outputs[0]] for made in self._run(graph)]
@@ -201,7 +198,7 @@ class _Layers:
             files = self._files[name.removesuffix(".weight")]
             rows = weight.weight.shape[0] // len(files)  # of an expert
             for i, file in enumerate(files):
-                yield file, some_rows(weight, slice(i * rows, (i + 1) * rows))
+                yield file, weight.rows(slice(i * rows, (i + 1) * rows))
 
     def _graph(self, number: int, weights: Weights) -> tuple[Graph, dict[str, str]]:
         return layer_graph(self._description, weights, number, self._length)
@@ -238,7 +235,8 @@ class _Layers:
         whole = format.quantize(np.concatenate(parts), known)
         ends = np.cumsum([len(part) for part in parts]).tolist()
         slices = map(slice, [0, *ends], ends)
-        made = {one: some_rows(whole, rows) for one, rows in zip(names, slices, strict=True)}
+        plain = replace(whole, input_scale=None)
+        made = {one: plain.rows(rows) for one, rows in zip(names, slices, strict=True)}
         return made, whole.input_scale
 
 

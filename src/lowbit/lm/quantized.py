@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -33,7 +32,7 @@ from lowbit.lm.blocks import as_weight
 from lowbit.numerics import from_int32, quantize
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights import folder
-from lowbit.weights.tensor_file import DTYPES, StoredTensor
+from lowbit.weights.tensor_file import StoredTensor
 
 Array = npt.NDArray[Any]
 Config = Mapping[str, Any]
@@ -41,13 +40,6 @@ Config = Mapping[str, Any]
 _FLOATS = "float16", "bfloat16", "float32"
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # in a word, of its columns
 _COMPRESSED = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
-
-
-def array_of(tensor: StoredTensor) -> Array:
-    """A tensor of any dtype, a view."""
-    name = DTYPES[tensor.dtype]
-    data = np.asarray(tensor.data)  # of no class of its own, as a mapped file has
-    return data.view(getattr(ml_dtypes, name, name)).reshape(tensor.shape)
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,7 @@ class Layer:
             if (np.sort(order) != np.arange(len(order))).any():
                 raise ValueError(f"{self.name}: {folder.ORDER} must name each input once")
             return order
-        groups = array_of(self.tensors[self.groups]) if self.groups else np.zeros(0)
+        groups = self.tensors[self.groups].numpy() if self.groups else np.zeros(0)
         return np.argsort(groups, kind="stable") if (groups[1:] < groups[:-1]).any() else None
 
     @property
@@ -88,7 +80,7 @@ class Layer:
 
     def part(self, name: str, dtypes: Collection[str], *shape: int) -> Array:
         """A tensor of one of these dtypes and of this shape, in which −1 stands for any size."""
-        held = {name: array_of(self.tensors[name])} if name in self.tensors else {}
+        held = {name: self.tensors[name].numpy()} if name in self.tensors else {}
         return folder.part(held, name, dtypes, *shape)
 
     @property
@@ -103,7 +95,7 @@ class Layer:
     def of_lowbit(self) -> dict[str, Array]:
         """The tensors of weights/folder.py."""
         names = (name for name in folder.NAMES if name in self.tensors)
-        return {name: array_of(self.tensors[name]) for name in names}
+        return {name: self.tensors[name].numpy() for name in names}
 
     def in_order(self, q: Array, size: int) -> Array:
         """Values [N, K] with the columns in `order`. ValueError: groups have not `size` each."""
@@ -187,7 +179,7 @@ def _rounded(layer: Layer, values: Array) -> QuantizedWeight:
 
 
 def _bitsandbytes(layer: Layer) -> QuantizedWeight:
-    if "weight_format" in layer.tensors and array_of(layer.tensors["weight_format"]).any():
+    if "weight_format" in layer.tensors and layer.tensors["weight_format"].numpy().any():
         raise NotImplementedError(f"{layer.name}: weight_format must be 0, which is rows")
     q = layer.part("weight", ["int8"], -1, -1)
     scale = layer.part("SCB", ["float32"], len(q))[:, None] / np.float32(127)

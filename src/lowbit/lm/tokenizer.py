@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,11 @@ class Tokenizer:
     bos: int | None
     eos: int | None
     template: str | None
+
+    @classmethod
+    def of(cls, model: str | os.PathLike[str], metadata: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer of a model's folder, or of its GGUF file with these metadata."""
+        return cls.from_folder(Path(model)) if os.path.isdir(model) else cls.from_gguf(metadata)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:

@@ -8,24 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile, read_tensors
+from lowbit.torch.header import stored_tensor
+from lowbit.torch.summary import some
+from lowbit.weights.tensor_file import StoredTensor, TensorFile, read_tensors
 
 FILE = TensorFile("lowbit-checkpoint", "file of float weights", "1")
-_CODES = {getattr(torch, name): code for code, name in DTYPES.items() if hasattr(torch, name)}
 
 
 def save(path: str | os.PathLike[str], state: Mapping[str, Tensor], made: str) -> None:
     """Write a state dict; `made` says how it was made. OSError if that fails."""
-    tensors = {}
-    for name, tensor in state.items():
-        data = tensor.detach().cpu().contiguous()
-        flat = data.reshape(-1).view(torch.uint8).numpy()
-        tensors[name] = StoredTensor(_CODES[data.dtype], tuple(data.shape), flat)
+    tensors = {name: stored_tensor(tensor) for name, tensor in state.items()}
     FILE.write(path, {"made": made}, tensors)
 
 
@@ -54,8 +50,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def _tensor(stored: StoredTensor) -> Tensor:
-    name = DTYPES[stored.dtype]
-    array = stored.data.view(np.dtype(getattr(ml_dtypes, name, name))).reshape(stored.shape)
+    array = stored.numpy()
     return torch.from_numpy(array.astype(np.float32) if array.dtype.kind in "fV" else array.copy())
 
 
@@ -85,13 +80,9 @@ def load_into(network: nn.Module, state: Mapping[str, Tensor], source: str) -> N
         if name in state and state[name].shape != own[name].shape
     ]
     kinds = (("missing", missing), ("unknown", unknown), ("of another shape", shapes))
-    wrong = [f"{kind}: {', '.join(some[:4])}{_more(some)}" for kind, some in kinds if some]
+    wrong = [f"{kind}: {some(names, 4)}" for kind, names in kinds if names]
     if wrong:
         raise ValueError(
             f"{source} is no checkpoint of {type(network).__name__}; {'; '.join(wrong)}"
         )
     network.load_state_dict(dict(state), strict=False)
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 4} more" if len(names) > 4 else ""

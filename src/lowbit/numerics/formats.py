@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -73,6 +74,11 @@ def int_format(name: str | IntFormat) -> IntFormat:
             f"unknown integer format {name!r}; pass one of {', '.join(map(repr, _FORMATS))}"
         )
     return _FORMATS[name]
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """NumPy's or ml_dtypes' dtype of that name."""
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def is_masked(value: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,6 +56,26 @@ class QuantizedWeight:
     weight: QTensor
     zero_point: npt.NDArray[np.float32] | None = None
     input_scale: npt.NDArray[np.float32] | None = None
+
+    @classmethod
+    def of(
+        cls, values: npt.NDArray[Any], scale: npt.NDArray[np.float32], zeros: npt.NDArray[Any],
+        fmt: IntFormat, group_size: int | None = None,
+        input_scale: npt.NDArray[np.float32] | None = None,
+    ) -> QuantizedWeight:  # fmt: skip
+        """Of integers [N, K] and their scales; zeros: zero points of the scales' shape, integers,
+        or float32 where they are real."""
+        real = zeros if zeros.dtype.kind == "f" else None
+        near = zeros if real is None else np.clip(np.rint(real), fmt.qmin, fmt.qmax)
+        q = QTensor(values, scale, near.astype(np.int32), fmt, 0, group_size)
+        return cls(q, real, input_scale)
+
+    def rows(self, which: slice) -> QuantizedWeight:
+        """Some rows of it."""
+        q, zeros = self.weight, self.zero_point
+        each = {name: getattr(q, name)[which] for name in ("values", "scale", "zero_point")}
+        zeros = None if zeros is None else zeros[which]
+        return replace(self, weight=replace(q, **each), zero_point=zeros)
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """The weight [N, K] that x, as it is, is multiplied by: y ≈ x @ Wᵀ."""
@@ -327,9 +347,7 @@ class HQQ(Method):
             u = w[:, columns] / t.scale[where][:, None]
             zero[where] = self._zero_points(u, zero[where], fmt)
             values[:, columns] = _integers(u, zero[where], fmt)
-        near = np.clip(np.rint(zero), fmt.qmin, fmt.qmax).astype(np.int32)
-        weight = QTensor(values, t.scale, near, fmt, t.axis, t.group_size, t.group_axis)
-        return QuantizedWeight(weight, zero_point=zero)
+        return QuantizedWeight.of(values, t.scale, zero, fmt, t.group_size)
 
     def _zero_points(
         self, u: Floats, zero: npt.NDArray[np.float32], fmt: IntFormat

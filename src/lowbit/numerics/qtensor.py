@@ -57,7 +57,7 @@ class QTensor:
 
     def __post_init__(self) -> None:
         fmt, values, sharing = self.format, self.values, self._sharing
-        if _axis_like(self.axis, sharing.kept) != self.axis:
+        if axis_like(self.axis, sharing.kept) != self.axis:
             raise ValueError(f"expected non-negative ascending axes, got axis={self.axis!r}")
         if self.group_axis not in (None, sharing.cut):
             raise ValueError(f"expected a non-negative axis, got group_axis={self.group_axis}")
@@ -94,7 +94,7 @@ class QTensor:
         """The transposed matrix, in views. ValueError for other than two dimensions."""
         if self.values.ndim != 2:
             raise ValueError(f"expected two dimensions to transpose, got shape {self.shape}")
-        axis = _axis_like(self.axis, tuple(1 - i for i in reversed(self._sharing.kept)))
+        axis = axis_like(self.axis, tuple(1 - i for i in reversed(self._sharing.kept)))
         group_axis = None if self.group_axis is None else 1 - self.group_axis
         made = copy(self)  # whose parts fit together, and are not looked at again
         values, scale, zero_point = self.values.T, self.scale.T, self.zero_point.T
@@ -154,7 +154,8 @@ def quantize(
             found = least_squares(rows, *given, fmt, symmetric)
             scale[where], zero_point[where] = (each.reshape(shape) for each in found)
     values = quantize_affine(x, sharing.spread(scale), sharing.spread(zero_point), fmt)
-    return QTensor(values, scale, zero_point, fmt, sharing.like(axis), group_size, sharing.cut)
+    kept = axis_like(axis, sharing.kept)
+    return QTensor(values, scale, zero_point, fmt, kept, group_size, sharing.cut)
 
 
 def float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -180,8 +181,8 @@ def float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     return x
 
 
-def _axis_like(given: Axis, kept: tuple[int, ...]) -> Axis:
-    """Axes as a user gives them: a tuple, or one, or None."""
+def axis_like(given: Axis, kept: tuple[int, ...]) -> Axis:
+    """Axes in the form in which a user gave some: a tuple, or one, or None."""
     return kept if isinstance(given, tuple) else kept[0] if kept else None
 
 
@@ -227,10 +228,6 @@ class Sharing(NamedTuple):
                 f"axis={axis!r}; leave one of the two out, or cut another axis with group_axis"
             )
         return cls(shape, kept, group_size, cut)
-
-    def like(self, given: Axis) -> Axis:
-        """The axes with a scale per index, in the form in which they were given."""
-        return _axis_like(given, self.kept)
 
     def _counts(self) -> list[int]:
         """How many scales there are along each axis; 0 along one that has none."""

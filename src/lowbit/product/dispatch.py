@@ -14,7 +14,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     Shape,
     micro_kernels,
 )
-from lowbit.kernels.cpu.rows.windows import Image
+from lowbit.kernels.cpu.rows.shifted import Image
 from lowbit.kernels.cpu.shared import serving
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.panel_format import NIBBLES, SplitFormat

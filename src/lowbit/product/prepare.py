@@ -68,10 +68,7 @@ def prepare(product: Product) -> Prepared:
         streaming = prepare(product._replace(streams=True))
 
     def right(b: PackedMatrix | PackedDepthwise) -> Mapping[str, Operand]:
-        panels, sums, zeros, scales = b.addresses_for(made.shape)
-        return {
-            "panels": panels, "column_sum": sums, "column_zero": zeros, "column_scale": scales
-        }  # fmt: skip
+        return dict(zip(RIGHT, b.addresses_for(made.shape), strict=True))
 
     return Prepared(
         product,
@@ -111,6 +108,12 @@ class Scratch(NamedTuple):
         scale = sums + 4 * plan.chunk_rows * entries
         return cls(0, private, zero, sums, scale, scale + 4 * plan.chunk_rows * entries)
 
+    @property
+    def words(self) -> dict[str, Word]:
+        """What a kernel is told of them."""
+        names = "packed", "private", "row_zero", "row_sum", "row_scale"
+        return {name: Place(SCRATCH, at) for name, at in zip(names, self, strict=False)}
+
 
 def _launches(product: Product, plan: Plan, where: Scratch) -> Chunks:
     """The machine code, what no call changes, and where its operands are: of as many rows at a time
@@ -141,12 +144,9 @@ def _launches(product: Product, plan: Plan, where: Scratch) -> Chunks:
     words |= identity("a", *RIGHT, "bias", "residual", "parameters", "out", "windows", "next_bytes")
     words |= {
         "next_panels": Place("panels"),  # of no bytes; in networks, what comes next
-        "packed": Place(SCRATCH, where.packed),
-        "private": Place(SCRATCH, where.private),
-        "row_sum": Place(SCRATCH, where.sums),
-        "row_scale": Place(SCRATCH, where.scale) if product.a.made else Place("row_scale"),
-        "row_zero": Place(SCRATCH, where.zero) if product.a.made else Place("row_zero"),
+        **where.words,
     }
+    words |= {} if product.a.made else identity("row_scale", "row_zero")
     each = {
         # A chunk's rows are found by their address, or, of windows, by their number.
         "a": 0 if product.a.windows else product.a.element.bytes * row_stride,

@@ -13,7 +13,7 @@ from lowbit.isa import host
 from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.kernels.cpu.rows.input_format import InputFormat
-from lowbit.kernels.cpu.rows.windows import Image
+from lowbit.kernels.cpu.rows.shifted import Image
 from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.shared.layout import padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat

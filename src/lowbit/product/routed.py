@@ -7,14 +7,14 @@ from functools import lru_cache
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
-from lowbit.jit.launch import Launch, Place, Word
+from lowbit.jit.launch import Launch, Word
 from lowbit.kernels.cpu.integer.routed import routed_product
 from lowbit.kernels.cpu.shared.layout import PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.panel_format import NIBBLES
 from lowbit.product.describe import of_product
 from lowbit.product.dispatch import Plan, consider, thread_count
 from lowbit.product.prepare import KEPT, RIGHT, Scratch
-from lowbit.product.prepared import SCRATCH, Prepared, identity
+from lowbit.product.prepared import Prepared, identity
 from lowbit.product.product import Product
 from lowbit.weights.panels import PackedMatrix
 
@@ -33,9 +33,7 @@ def prepare_routed(product: Product, rows: int, experts: int) -> Prepared:
     words: dict[str, Word] = {
         **identity("a", "ends", *RIGHT, "out"), "experts": experts, "n": product.n,
         "k_size": product.k, "block_rows": made.block_rows, "item_panels": made.item_panels,
-        "packed": Place(SCRATCH, where.packed), "private": Place(SCRATCH, where.private),
-        "private_bytes": made.private_bytes, "row_zero": Place(SCRATCH, where.zero),
-        "row_sum": Place(SCRATCH, where.sums), "row_scale": Place(SCRATCH, where.scale),
+        "private_bytes": made.private_bytes, **where.words,
     }  # fmt: skip
     program = routed_product.program(
         made.isa, micro=made.micro, shape=made.shape, a_format=product.a,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.numerics import int_format
+from lowbit.numerics.formats import dtype_of
 
 Array = NDArray[Any]
 
@@ -57,7 +58,7 @@ def _integer(name: str, code: str) -> DType:
 
 
 def _float(name: str, code: str) -> DType:
-    storage = np.dtype(getattr(ml_dtypes, name, name))
+    storage = dtype_of(name)
     info = ml_dtypes.finfo(storage)
     numbers = (info.smallest_normal, info.smallest_subnormal, info.max)
     least_normal, least, largest = (float(number) for number in numbers)

@@ -96,7 +96,7 @@ def quantize_checkpoint(
             else:
                 _quantize(put, key, tensors[key], stored[key], one)
             forget(stored[key])
-    return _summary(tensors, wanted)
+    return Summary(tuple(_lines(tensors, wanted)))
 
 
 def _files(source: Path_) -> list[Path]:
@@ -203,10 +203,6 @@ def _quantize(put: Put, key: str, tensor: Tensor, stored: StoredTensor, one: Sto
             raise ValueError(f"{key!r}, in rows from {start}: {error}") from None
         for part, array in one.format.to_stored(found).items():
             put(part_key(key, part), StoredTensor.of(array).data)
-
-
-def _summary(tensors: Mapping[str, Tensor], wanted: _Wanted) -> Summary:
-    return Summary(tuple(_lines(tensors, wanted)))
 
 
 def _lines(tensors: Mapping[str, Tensor], wanted: _Wanted) -> Iterator[LayerSummary]:

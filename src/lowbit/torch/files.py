@@ -24,15 +24,25 @@ Real zero points (HQQ) are float32. Its metadata are
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lowbit.torch.header import CODES, FILE, TORCH, Header, StoredWeight, part_key, read_header
+from lowbit.torch.header import (
+    CODES,
+    FILE,
+    TORCH,
+    Header,
+    StoredWeight,
+    part_key,
+    read_header,
+    stored_tensor,
+)
 from lowbit.torch.kinds import QuantizedModule, become_quantized, kind_of
 from lowbit.torch.network import CompiledModule
+from lowbit.torch.summary import some
 from lowbit.torch.weight import QuantizedWeight, device_refusal, packing_of
 from lowbit.weights.tensor_file import StoredTensor
 
@@ -165,10 +175,8 @@ def _stored(key: str, tensor: Tensor) -> Iterator[tuple[str, StoredTensor]]:
     if isinstance(tensor, QuantizedWeight):
         for part, array in tensor.format.to_stored(tensor.record()).items():
             yield part_key(key, part), StoredTensor.of(array)
-        return
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    data = plain.reshape(-1).view(torch.uint8).numpy()
-    yield key, StoredTensor(CODES[tensor.dtype], tuple(tensor.shape), data)
+    else:
+        yield key, stored_tensor(tensor)
 
 
 def _check_storable(key: str, tensor: Tensor) -> None:
@@ -305,14 +313,13 @@ def _check_keys(own: dict[str, Any], stored: dict[str, Tensor], header: Header) 
     sources = {key for key in header.weights if key not in header.shared}
     parts = set(header.parts())
     content = (stored.keys() - (parts - sources) - set(header.buffers)) | header.shared.keys()
-    problems = []
-    if missing := own.keys() - content:
-        problems.append(f"missing in the file: {_some(missing)}")
-    if unexpected := content - own.keys():
-        problems.append(f"not in the model: {_some(unexpected)}")
     referred = parts | set(header.shared.values()) | set(header.buffers)
-    if dangling := referred - stored.keys():
-        problems.append(f"referred to in the file but not stored: {_some(dangling)}")
+    found = {
+        "missing in the file": own.keys() - content,
+        "not in the model": content - own.keys(),
+        "referred to in the file but not stored": referred - stored.keys(),
+    }
+    problems = [f"{what}: {some(map(repr, sorted(keys)))}" for what, keys in found.items() if keys]
     if problems:
         raise ValueError("; ".join(problems))
 
@@ -414,9 +421,3 @@ def _identity(tensor: Tensor) -> Any:
         tensor.stride(),
         tensor.dtype,
     )
-
-
-def _some(keys: Iterable[str], most: int = 5) -> str:
-    ordered = sorted(keys)
-    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return ", ".join(map(repr, ordered[:most])) + more

@@ -9,16 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lowbit.torch.config import QuantizeConfig, config_from_json
 from lowbit.torch.weight import Facts
 from lowbit.weights.format import WeightFormat
-from lowbit.weights.tensor_file import DTYPES, TensorFile
+from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile
 
 FILE = TensorFile("lowbit.torch", "model of lowbit.torch.save", "4", older=("1", "2", "3"))
 TORCH = {code: found for code, n in DTYPES.items() if (found := getattr(torch, n, None))}
 CODES = {dtype: code for code, dtype in TORCH.items()}
 """PyTorch's dtypes by the format's names, and the other way round."""
+
+
+def stored_tensor(tensor: Tensor) -> StoredTensor:
+    """A plain tensor of one of these dtypes, copied where it does not lie so on the CPU."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    data = plain.reshape(-1).view(torch.uint8).numpy()
+    return StoredTensor(CODES[tensor.dtype], tuple(tensor.shape), data)
 
 
 @dataclass(frozen=True)

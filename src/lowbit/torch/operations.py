@@ -18,7 +18,6 @@ from torch.autograd.graph import increment_version
 from torch.nn import functional
 
 from lowbit.kernels.cpu.shared.layout import PANEL
-from lowbit.numerics import QTensor, methods
 from lowbit.torch.arguments import FLOATS
 from lowbit.torch.functional.embedding import embedding
 from lowbit.torch.functional.linear import linear
@@ -206,13 +205,7 @@ def _rows(weight: QuantizedWeight, start: int, stop: int) -> QuantizedWeight:
             for name, part in weight.parts.items()
         }  # fmt: skip
         return QuantizedWeight(cut, facts)
-    record, span = weight.record(), slice(start, stop)
-    q, zeros = record.weight, record.zero_point
-    each = (q.values[span], q.scale[span], q.zero_point[span])
-    some = QTensor(*each, q.format, q.axis, q.group_size, q.group_axis)
-    zeros = None if zeros is None else zeros[span]
-    made = methods.QuantizedWeight(some, zeros, record.input_scale)
-    return QuantizedWeight.of(made, facts, weight.device)
+    return QuantizedWeight.of(weight.record().rows(slice(start, stop)), facts, weight.device)
 
 
 @_shows(aten.split_with_sizes.default)

@@ -280,11 +280,15 @@ class LowbitQuantizer(HfQuantizer):
         return True
 
 
-class _Quantize(ConversionOps):
-    """Makes a QuantizedWeight of a float tensor: the only float that is there at a time."""
+class _Operation(ConversionOps):
+    """What becomes of tensors when they have been read."""
 
     def __init__(self, hf_quantizer: LowbitQuantizer) -> None:
         self.hf_quantizer = hf_quantizer
+
+
+class _Quantize(_Operation):
+    """Makes a QuantizedWeight of a float tensor: the only float that is there at a time."""
 
     def convert(self, input_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {name: self._converted(name, value) for name, value in input_dict.items()}
@@ -299,11 +303,8 @@ class _Quantize(ConversionOps):
         return _parameter(name, weight)
 
 
-class _Deserialize(ConversionOps):
+class _Deserialize(_Operation):
     """Makes a QuantizedWeight of the tensors of a folder."""
-
-    def __init__(self, hf_quantizer: LowbitQuantizer) -> None:
-        self.hf_quantizer = hf_quantizer
 
     def convert(
         self,
@@ -338,11 +339,8 @@ class _Deserialize(ConversionOps):
         return {full_layer_name: _parameter(full_layer_name, weight)}
 
 
-class _Dequantize(ConversionOps):
+class _Dequantize(_Operation):
     """Makes floats of the stored tensors of experts, before transformers fuses them."""
-
-    def __init__(self, hf_quantizer: LowbitQuantizer) -> None:
-        self.hf_quantizer = hf_quantizer
 
     def convert(
         self, input_dict: dict[str, Any], *args: Any, model: Any, **kwargs: Any

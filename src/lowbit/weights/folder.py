@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics import QTensor, int_format, pack_nibbles, unpack_nibbles
+from lowbit.numerics import int_format, pack_nibbles, unpack_nibbles
 from lowbit.numerics.methods import QuantizedWeight
 
 Array = npt.NDArray[Any]
@@ -83,14 +83,10 @@ def from_tensors(tensors: Mapping[str, Array]) -> QuantizedWeight:
     fmt = int_format("int8" if not four_bits else "int4" if zeros is None else "uint4")
     if four_bits:
         values = unpack_nibbles(values, depth, fmt.name)
-    real = zeros if zeros is not None and zeros.dtype.kind == "f" else None
-    near = np.zeros(scale.shape, np.int32) if zeros is None else zeros
-    if real is not None:
-        near = np.clip(np.rint(real), fmt.qmin, fmt.qmax)
-    near = near.astype(np.int32)
-    if fmt.name == "int8" and groups == 1 and real is None:
-        return QuantizedWeight(QTensor(values, scale[:, 0], near[:, 0], fmt, 0), None, factors)
-    return QuantizedWeight(QTensor(values, scale, near, fmt, 0, size), real, factors)
+    zeros = np.zeros(scale.shape, np.int32) if zeros is None else zeros
+    if fmt.name == "int8" and groups == 1 and zeros.dtype.kind != "f":
+        return QuantizedWeight.of(values, scale[:, 0], zeros[:, 0], fmt, None, factors)
+    return QuantizedWeight.of(values, scale, zeros, fmt, size, factors)
 
 
 def rows(tensors: Mapping[str, Array], which: Array) -> npt.NDArray[np.float32]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics import QTensor, Range, int_format, pack_nibbles, unpack_nibbles
+from lowbit.numerics import Range, int_format, pack_nibbles, unpack_nibbles
 from lowbit.numerics.methods import Activations, Method, QuantizedWeight, methods
 from lowbit.weights.quantize import quantize
 
@@ -125,10 +125,8 @@ class WeightFormat(NamedTuple):
             values = unpack_nibbles(values, shape[1], self.dtype)
         fmt = int_format(self.dtype)
         zeros = arrays.get("zero_point", np.zeros(scale.shape, np.uint8))
-        real = zeros if zeros.dtype.kind == "f" else None
-        near = np.clip(np.rint(zeros), fmt.qmin, fmt.qmax) if real is not None else zeros
-        q = QTensor(values, scale, near.astype(np.int32), fmt, 0, self.group_of(shape[1]))
-        return QuantizedWeight(q, real, arrays.get("input_scale"))
+        size, factors = self.group_of(shape[1]), arrays.get("input_scale")
+        return QuantizedWeight.of(values, scale, zeros, fmt, size, factors)
 
     def cut(
         self, arrays: Mapping[str, Any], shape: Shape, axis: int, start: int, stop: int

@@ -17,7 +17,7 @@ from lowbit.kernels.triton.fast.tiles import (
     TiledWeight,
     to_values,
 )
-from lowbit.numerics import QTensor, int_format, longest_sum
+from lowbit.numerics import int_format, longest_sum
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import Shape, WeightFormat
 from lowbit.weights.panels import PackedMatrix, by_groups, group_refusal, one_group, pack
@@ -184,13 +184,9 @@ class Tiles:
             values = to_values(torch.from_numpy(arrays["tiles"])).numpy()[:rows, :depth]
         values = (values - np.uint8(MIDDLE[fmt.bits] - fmt.midpoint)).view(fmt.storage)
         scale, zero = arrays["scale"][:rows].copy(), arrays.get("zero")
-        zeros, real = np.full(scale.shape, fmt.midpoint, np.int32), None
-        if zero is not None and zero.dtype.kind == "f":
-            real = zero[:rows] + np.float32(fmt.midpoint)
-            zeros = np.clip(np.rint(real), fmt.qmin, fmt.qmax).astype(np.int32)
-        elif zero is not None:
-            zeros += zero[:rows]
+        zeros = np.full(scale.shape, fmt.midpoint, np.int32)
+        if zero is not None:
+            zeros = zeros.astype(np.float32 if zero.dtype.kind == "f" else np.int32) + zero[:rows]
         if format.group_of(depth) is None:
             scale, zeros = scale[:, 0], zeros[:, 0]
-        q = QTensor(values, scale, zeros, fmt, 0, format.group_of(depth))
-        return QuantizedWeight(q, real)
+        return QuantizedWeight.of(values, scale, zeros, fmt, format.group_of(depth))

@@ -18,7 +18,7 @@ from lowbit.kernels.cpu.quantization.groups import MOST, quantize_groups, scratc
 from lowbit.kernels.cpu.quantization.search import leaves
 from lowbit.numerics import IntDtype, IntFormat, QTensor, Range, int_format
 from lowbit.numerics.affine import check_finite
-from lowbit.numerics.qtensor import Axis, Sharing, float_array
+from lowbit.numerics.qtensor import Axis, Sharing, axis_like, float_array
 from lowbit.numerics.ranges import check_range
 
 Array = npt.NDArray[Any]
@@ -81,7 +81,8 @@ def quantize(
         if all(_fits(part[0], x) for part in parts):
             if not all(quantize_into(*part, fmt, symmetric, range) for part in parts):
                 check_finite(given)
-            return QTensor(values, scale, zero, fmt, sharing.like(axis), group_size, sharing.cut)
+            kept = axis_like(axis, sharing.kept)
+            return QTensor(values, scale, zero, fmt, kept, group_size, sharing.cut)
     return numerics.quantize(
         given, fmt, axis=axis, group_size=group_size, group_axis=group_axis, symmetric=symmetric,
         range=range,

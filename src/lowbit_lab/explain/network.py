@@ -20,7 +20,6 @@ from rich.text import Text
 from lowbit import isa
 from lowbit.graph import Graph, NodeTime, Session
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.lower import dtype_of
 from lowbit.graph.passes.infer import facts
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.convolution.winograd import winograd
@@ -30,6 +29,7 @@ from lowbit.models.quantize import Method, quantized_graph
 from lowbit.models.source import RANDOM, Source, compiled, find, random_inputs
 from lowbit.models.work import multiply_adds
 from lowbit.numerics import QTensor
+from lowbit.numerics.formats import dtype_of
 from lowbit.registry.extras import versions
 from lowbit.report.charts import bars
 from lowbit.report.page import Figure

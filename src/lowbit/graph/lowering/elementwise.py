@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from lowbit.graph.graph import Tensor
-from lowbit.graph.lower import Lowering, channels_last, is_dense, itemsize, order_of
+from lowbit.graph.lower import Lowering, channels_last, is_dense, order_of
 from lowbit.graph.step import View
 from lowbit.kernels.cpu.shared.formats import parameters_of
 from lowbit.kernels.cpu.tensors.elementwise import (
@@ -42,13 +42,13 @@ def compute(
     strides = [out.strides, *(broadcast(one, out.shape) for one in inputs)]
     same = len(inputs) == 1 and tuple(expression) == (0,) and same_format(inputs[0], out)
     if same:
-        form = plan_copy(itemsize(out.tensor), out.shape, strides)
+        form = plan_copy(out.tensor.itemsize, out.shape, strides)
         parameters = None
     else:
         formats = [format_of(one.tensor) for one in inputs]
         form = plan_elementwise(formats, format_of(out.tensor), expression, out.shape, strides)
-        pairs = [pair for one in inputs for pair in _pairs(one.tensor)]
-        target = next(iter(_pairs(out.tensor)), None)
+        pairs = [pair for one in inputs for pair in pairs_of(one.tensor)]
+        target = next(iter(pairs_of(out.tensor)), None)
         parameters = parameters_array(pairs, values, target)
     add(lowering, form, [out, *inputs], parameters)
 
@@ -76,7 +76,14 @@ def format_of(tensor: Tensor) -> str:
     return FORMATS[tensor.dtype]
 
 
-def _pairs(tensor: Tensor) -> list[tuple[float, int]]:
+def index_format(view: View, what: str = "indices") -> str:
+    """What the kernels call the format of indices. NotImplementedError: they have none for it."""
+    if view.tensor.dtype not in ("int32", "int64"):
+        raise NotImplementedError(f"{what} are int32 or int64, not {view.tensor.dtype}")
+    return FORMATS[view.tensor.dtype]
+
+
+def pairs_of(tensor: Tensor) -> list[tuple[float, int]]:
     """(scale, zero point) of integers; plain ones stand for themselves."""
     if not parameters_of(format_of(tensor)):
         return []
@@ -144,6 +151,6 @@ def _interleaved(lowering: Lowering, view: View, out: View) -> bool:
     lowering.add(interleave_channels.program(lowering.isa, **form), {
         "out": out.place, "x": view.place, "images": view.shape[0],
         "pixels": math.prod(view.shape[2:]),
-        "parameters": lowering.known(parameters_array([], (), _pairs(out.tensor)[0])),
+        "parameters": lowering.known(parameters_array([], (), pairs_of(out.tensor)[0])),
     })  # fmt: skip
     return True

@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from lowbit.graph.graph import Node, numbers
-from lowbit.graph.lower import Lowering, channels_last, itemsize, order_of, strides_of
+from lowbit.graph.lower import Lowering, channels_last, order_of, strides_of
 from lowbit.graph.lowering.elementwise import compute, converted, plain, same_format
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.step import View
@@ -58,10 +58,8 @@ class Addresses(np.ndarray):
 
     def located(self) -> View:
         """Where the elements are."""
-        base = self.view_of_base
         first: SupportsIndex = self.__array_interface__["data"][0] - _BASE
-        return further(View(replace(base.tensor, shape=self.shape), base.place, self.strides),
-                       int(first))  # fmt: skip
+        return self.view_of_base.part(self.shape, self.strides, int(first))
 
 
 def moved(lowering: Lowering, node: Node) -> None:
@@ -84,7 +82,7 @@ def settled(lowering: Lowering, node: Node, view: View, name: str = "") -> None:
     format is another."""
     name = name or node.outputs[0]
     tensor = lowering.graph.tensors[name]
-    made = View(replace(view.tensor, shape=tensor.shape), view.place, view.strides)
+    made = view.part(tensor.sizes, view.strides)
     if same_format(made, View(tensor, view.place, view.strides)):
         lowering.views[name] = made
     else:
@@ -108,8 +106,3 @@ def constant(lowering: Lowering, node: Node, number: int) -> Array | None:
     if name and name not in lowering.graph.constants:
         raise NotImplementedError(f"{node.op} is served where {name!r} is a constant")
     return numbers(lowering.graph.constants[name]) if name else None
-
-
-def further(view: View, elements: int) -> View:
-    """What begins so many elements behind."""
-    return replace(view, place=view.place + elements * itemsize(view.tensor))

@@ -164,11 +164,6 @@ def _layout(view: View) -> Layout:
     return Layout(_FLOAT32, view.shape, tuple(4 * stride for stride in view.strides))
 
 
-def as_matrix(view: View, shape: tuple[int, int], strides: tuple[int, int], distance: int) -> View:
-    """Part of a tensor as a matrix, `distance` elements further."""
-    return View(replace(view.tensor, shape=shape), view.place + 4 * distance, strides)
-
-
 def as_float32(lowering: Lowering, view: View, order: Sequence[int] | None = None) -> View:
     return converted(lowering, view, Tensor("float32", view.shape), order)
 
@@ -209,7 +204,7 @@ def float_products(
         m, n = rows.shape[0], weight.shape[1]
         right = lowering.known_view(weight)
         place = None if values is None else lowering.known(values[column : column + n].copy())
-        gemm(lowering, rows, right, as_matrix(target, (m, n), (stride, 1), column), place)
+        gemm(lowering, rows, right, target.part((m, n), (stride, 1), column), place)
     if target is not out:
         ended(lowering, node, target, out)
 

@@ -80,8 +80,7 @@ def _operand(lowering: Lowering, view: View) -> View:
     shape = view.shape
     if len(shape) <= 4:
         ones = 4 - len(shape)
-        tensor = replace(view.tensor, shape=((1,) * ones + shape))
-        return View(tensor, view.place, ((0,) * ones + view.strides))
+        return view.part((1,) * ones + shape, (0,) * ones + view.strides)
     return reshaped(lowering, view, (math.prod(shape[:-3]), *shape[-3:]))
 
 
@@ -93,13 +92,12 @@ def _mask(lowering: Lowering, view: View, shape: tuple[int, ...]) -> View:
         target = lowering.fresh(replace(view.tensor, shape=(*view.shape[:-1], shape[-1])))
         compute(lowering, target, [view], (0,))
         view = target
-    whole = replace(view.tensor, shape=shape)
-    wide = View(whole, view.place, broadcast(view, shape))
+    wide = view.part(shape, broadcast(view, shape))
     if len(shape) <= 4:
         return _operand(lowering, wide)
     flat = (math.prod(shape[:-3]), *shape[-3:])
     if not any(wide.strides[:-3]):
-        return View(replace(whole, shape=flat), wide.place, (0, *wide.strides[-3:]))
+        return wide.part(flat, (0, *wide.strides[-3:]))
     return reshaped(lowering, plain(lowering, wide), flat)
 
 

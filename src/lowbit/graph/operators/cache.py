@@ -9,7 +9,7 @@ import numpy as np
 
 from lowbit.graph.expression import POST_OPS
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.lower import Lowering, itemsize
+from lowbit.graph.lower import Lowering
 from lowbit.graph.lowering.elementwise import compute, format_of, in_format, plain
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import View
@@ -109,7 +109,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     if row != form.row:
         raise ValueError(f"rows of a cache of {form.cache} have {form.row} elements, not {row}")
     new = [_rows(lowering, one) for one in (q, k, v)]
-    element = itemsize(cache.tensor)
+    element = cache.tensor.itemsize
     slot_stride = layers * 2 * heads * capacity * row
     keys = cache.place + node.get("layer", 0) * 2 * heads * capacity * row * element
     out = lowering.output(node.outputs[0])
@@ -192,8 +192,7 @@ def _gated_sizes(node: Node, x: Sizes) -> Sizes:
 def _lower_gated(lowering: Lowering, node: Node) -> None:
     x = lowering.view(node.inputs[0])
     half = x.shape[-1] // 2
-    tensor = replace(x.tensor, shape=(*x.shape[:-1], half))
-    parts = [View(tensor, x.place + at * itemsize(tensor), x.strides) for at in (0, half)]
+    parts = [x.along(-1, first, half) for first in (0, half)]
     function = node.get("function", "silu")
     compute(lowering, lowering.output(node.outputs[0]), parts, (0, function, 1, "mul"))
 

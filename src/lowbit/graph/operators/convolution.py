@@ -6,7 +6,6 @@ Images lie with channels last, and so do the outputs.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -18,7 +17,6 @@ from lowbit.graph.lowering.elementwise import compute, plain
 from lowbit.graph.lowering.products import (
     Epilogue,
     as_float32,
-    as_matrix,
     ended,
     finished,
     float_products,
@@ -33,6 +31,7 @@ from lowbit.graph.operators.windows import (
     convolution_windows,
     put_back,
     seen_through,
+    taps_of,
     transposed_windows,
 )
 from lowbit.graph.step import View
@@ -183,9 +182,8 @@ def _depthwise(lowering: Lowering, node: Node, x: View, weight: np.ndarray, over
     out = lowering.output(node.outputs[0], order)
     total = lowering.fresh(Tensor("float32", out.shape), order)
     strides = [stride * step for stride, step in zip(over.stride, steps, strict=True)]
-    for number, tap in enumerate(product(*map(range, over.kernel))):
-        at = sum(t * d * s for t, d, s in zip(tap, over.dilation, steps, strict=True))
-        part = View(total.tensor, padded.place + 4 * at, (*padded.strides[:2], *strides))
+    for number, (tap, at) in enumerate(taps_of(over, steps)):
+        part = padded.part(out.shape, (*padded.strides[:2], *strides), at)
         factor = lowering.known_view(weight[(slice(None), 0, *tap)].reshape(-1, *ones))
         inputs = [part, factor, total] if number else [part, factor]
         compute(lowering, total, inputs, (0, 1, "mul", 2, "add") if number else (0, 1, "mul"))
@@ -199,7 +197,7 @@ def _windows(lowering: Lowering, x: View, over: Geometry, first: int, channels: 
     pixels, out = over.pixels, over.output
     ones = all(n == 1 for n in (*over.kernel, *over.stride))
     if ones and not any((*over.before, *over.after)):
-        return as_matrix(x, (batch * pixels, channels), (whole, 1), first)
+        return x.part((batch * pixels, channels), (whole, 1), first)
     padded = _padded(lowering, x, over)
     extents = padded.shape[2:]
     steps = strides_of((batch, *extents, whole))
@@ -210,15 +208,13 @@ def _windows(lowering: Lowering, x: View, over: Geometry, first: int, channels: 
     # As many axes of the windows in one step as its loops have room for.
     single = max(2 * len(size) + 2 - DIMENSIONS, 0)
     shape = (batch, *out, *over.kernel[single:], channels)
-    tensor, first_axis = Tensor("float32", shape), 1 + len(size)
+    first_axis = 1 + len(size)
     for tap in product(*map(range, over.kernel[:single])):
         at = sum(t * step for t, step in zip(tap, apart, strict=False))
         to = sum(t * s for t, s in zip(tap, whole_strides[first_axis:], strict=False))
-        source = View(
-            tensor, padded.place + 4 * (first + at), (steps[0], *moved, *apart[single:], 1)
-        )
+        source = padded.part(shape, (steps[0], *moved, *apart[single:], 1), first + at)
         strides = (*whole_strides[:first_axis], *whole_strides[first_axis + single :])
-        compute(lowering, View(tensor, rows.place + 4 * to, strides), [source], (0,))
+        compute(lowering, rows.part(shape, strides, to), [source], (0,))
     return rows
 
 
@@ -237,8 +233,7 @@ def _padded(lowering: Lowering, x: View, over: Geometry) -> View:
     target = lowering.fresh(Tensor("float32", (*x.shape[:2], *reach)), order)
     compute(lowering, target, [lowering.known_view(np.zeros(1, np.float32))], (0,))
     distance = sum(b * s for b, s in zip(over.before, target.strides[2:], strict=True))
-    inner = View(x.tensor, target.place + 4 * distance, target.strides)
-    compute(lowering, inner, [x], (0,))
+    compute(lowering, target.part(x.shape, target.strides, distance), [x], (0,))
     return target
 
 
@@ -266,22 +261,18 @@ def _float_transposed(lowering: Lowering, node: Node) -> None:
     for group in range(groups):
         matrix = weight[group * width : (group + 1) * width]
         matrix = np.ascontiguousarray(np.moveaxis(matrix, 1, -1).reshape(width, -1))
-        rows = as_matrix(x, (batch * count, width), (x.shape[1], 1), group * width)
+        rows = x.part((batch * count, width), (x.shape[1], 1), group * width)
         parts = lowering.fresh(Tensor("float32", (batch * count, taps * each)))
         gemm(lowering, rows, lowering.known_view(matrix), parts)
-        inner = strides_of((batch, *size, taps * each))
-        for number, tap in enumerate(product(*map(range, over.kernel))):
-            tensor = Tensor("float32", (batch, *size, each))
-            one = View(tensor, parts.place + 4 * number * each, inner)
-            steps = made.strides[2:]
-            at = sum(t * d * s for t, d, s in zip(tap, over.dilation, steps, strict=True))
-            moved = [s * step for s, step in zip(over.stride, steps, strict=True)]
-            target = View(tensor, made.place + 4 * (at + group * each),
-                          (made.strides[0], *moved, 1))  # fmt: skip
+        inner, steps = strides_of((batch, *size, taps * each)), made.strides[2:]
+        moved = [s * step for s, step in zip(over.stride, steps, strict=True)]
+        for number, (_, at) in enumerate(taps_of(over, steps)):
+            one = parts.part((batch, *size, each), inner, number * each)
+            target = made.part(one.shape, (made.strides[0], *moved, 1), at + group * each)
             compute(lowering, target, *(([one], (0,)) if apart else ([target, one], (0, 1, "add"))))
     distance = sum(b * s for b, s in zip(over.before, made.strides[2:], strict=True))
     shape = lowering.graph.tensors[node.outputs[0]].sizes
-    cut = View(replace(made.tensor, shape=shape), made.place + 4 * distance, made.strides)
+    cut = made.part(shape, made.strides, distance)
     ended(lowering, node, cut, lowering.output(node.outputs[0], order), bias_left=True)
 
 

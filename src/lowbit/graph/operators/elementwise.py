@@ -15,7 +15,7 @@ from lowbit.graph import expression as f
 from lowbit.graph.expression import NUMBER as N
 from lowbit.graph.expression import POST_OPS, Expression
 from lowbit.graph.graph import Node, Tensor, numbers
-from lowbit.graph.lower import Lowering, is_dense, itemsize, order_of
+from lowbit.graph.lower import Lowering, is_dense, order_of
 from lowbit.graph.lowering.elementwise import add, broadcast, compute, plain
 from lowbit.graph.lowering.movement import identity
 from lowbit.graph.operator import Array, Operator, finite, operators, real, required
@@ -445,7 +445,7 @@ def _of_bits(step: str, lowering: Lowering, node: Node) -> None:
     inputs = [lowering.view(name) for name in node.inputs]
     out = lowering.output(node.outputs[0])
     strides = [out.strides, *(broadcast(one, out.shape) for one in inputs)]
-    raw, steps = f"raw{itemsize(out.tensor)}", (*range(len(inputs)), step)
+    raw, steps = f"raw{out.tensor.itemsize}", (*range(len(inputs)), step)
     form = plan_elementwise([raw] * len(inputs), raw, steps, out.shape, strides)
     add(lowering, form, [out, *inputs], None)
 

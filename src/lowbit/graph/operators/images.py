@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.lower import Lowering, order_of, strides_of
 from lowbit.graph.lowering.elementwise import compute, plain
-from lowbit.graph.lowering.movement import constant, further, settled
+from lowbit.graph.lowering.movement import constant, settled
 from lowbit.graph.operator import Array, Operator, operators
 from lowbit.graph.operators.indices import taken
 from lowbit.graph.operators.shapes import axes_of, ints
-from lowbit.graph.operators.windows import put_back, windows
+from lowbit.graph.operators.windows import put_back, taps_of, windows
 from lowbit.graph.step import View
 from lowbit.product.geometry import Geometry
 
@@ -179,15 +177,6 @@ def _cubic(distance: Array, a: float) -> Array:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
-def _part(view: View, axis: int, first: int, length: int, step: int = 1) -> View:
-    """Some elements of an axis."""
-    shape, strides = list(view.shape), list(view.strides)
-    made = further(view, first * strides[axis])
-    shape[axis] = length
-    strides[axis] *= step
-    return View(replace(view.tensor, shape=tuple(shape)), made.place, tuple(strides))
-
-
 def _lower_pad(lowering: Lowering, node: Node) -> None:
     view = lowering.view(node.inputs[0])
     pads, value, axes = (constant(lowering, node, number) for number in (1, 2, 3))
@@ -195,7 +184,7 @@ def _lower_pad(lowering: Lowering, node: Node) -> None:
     ends = pad_ends(node, len(view.shape), pads, axes)
     for axis, (before, after) in enumerate(ends):  # what is taken away
         first, last = max(-before, 0), view.shape[axis] - max(-after, 0)
-        view = _part(view, axis, first, last - first)
+        view = view.along(axis, first, last - first)
     ends = [(max(before, 0), max(after, 0)) for before, after in ends]
     out = lowering.output(node.outputs[0], order_of(view))
     inner = out
@@ -204,7 +193,7 @@ def _lower_pad(lowering: Lowering, node: Node) -> None:
         fill = np.float32(0 if value is None else value.item())
         _fill_around(lowering, out, ends, view.shape, fill)
     for axis, (before, _) in enumerate(ends):
-        inner = _part(inner, axis, before, view.shape[axis])
+        inner = inner.along(axis, before, view.shape[axis])
     compute(lowering, inner, [view], (0,))
     if mode != "constant":
         _repeat(lowering, out, ends, view.shape, mode)
@@ -219,8 +208,8 @@ def _fill_around(
     for axis, (before, after) in enumerate(ends):
         for first, length in ((0, before), (before + inside[axis], after)):
             if length:
-                compute(lowering, _part(out, axis, first, length), [number], (0,))
-        out = _part(out, axis, before, inside[axis])
+                compute(lowering, out.along(axis, first, length), [number], (0,))
+        out = out.along(axis, before, inside[axis])
 
 
 def _repeat(
@@ -232,7 +221,7 @@ def _repeat(
         # Axes before this one are whole by now, those behind it are not.
         whole = out
         for other in range(axis + 1, len(ends)):
-            whole = _part(whole, other, ends[other][0], inside[other])
+            whole = whole.along(other, ends[other][0], inside[other])
         index = np.pad(np.arange(inside[axis]), (before, after), mode) + before  # type: ignore[call-overload]
         for first, last in ((0, before), (before + inside[axis], len(index))):
             while first < last:
@@ -240,8 +229,8 @@ def _repeat(
                 end = first + 1
                 while end < last and index[end] - index[end - 1] == step:
                     end += 1
-                source = _part(whole, axis, int(index[first]), end - first, step)
-                compute(lowering, _part(whole, axis, first, end - first), [source], (0,))
+                source = whole.along(axis, int(index[first]), end - first, step)
+                compute(lowering, whole.along(axis, first, end - first), [source], (0,))
                 first = end
 
 
@@ -289,8 +278,8 @@ def _repeated(lowering: Lowering, node: Node, view: View, times: dict[int, int])
         return tuple(made)
 
     sizes = [n for axis, size in enumerate(view.shape) for n in (size, times.get(axis, 1))]
-    source = View(replace(view.tensor, shape=tuple(sizes)), view.place, split(view.strides, False))
-    target = View(replace(out.tensor, shape=tuple(sizes)), out.place, split(out.strides, True))
+    source = view.part(sizes, split(view.strides, False))
+    target = out.part(sizes, split(out.strides, True))
     compute(lowering, target, [source], (0,))
 
 
@@ -361,17 +350,13 @@ def _lower_col2im(lowering: Lowering, node: Node) -> None:
     shape = (batch, channels, *over.output)
     steps = whole.strides[2:]
     moved = tuple(s * stride for s, stride in zip(over.stride, steps, strict=True))
-    for tap in product(*map(range, over.kernel)):
+    for tap, at in taps_of(over, steps):
         first = sum(t * s for t, s in zip(tap, strides[2:], strict=False))
-        at = sum(t * d * s for t, d, s in zip(tap, over.dilation, steps, strict=True))
-        part = View(replace(x.tensor, shape=shape), x.place, (*outer, *inner))
-        target = View(replace(whole.tensor, shape=shape), whole.place, (*whole.strides[:2], *moved))
-        target = further(target, at)
-        compute(lowering, target, [target, further(part, first)], (0, 1, "add"))
+        part = x.part(shape, (*outer, *inner), first)
+        target = whole.part(shape, (*whole.strides[:2], *moved), at)
+        compute(lowering, target, [target, part], (0, 1, "add"))
     begin = sum(b * s for b, s in zip(over.before, steps, strict=True))
-    cut = further(whole, begin)
-    settled(lowering, node, View(replace(whole.tensor, shape=(batch, channels, *over.size)),
-                                 cut.place, whole.strides))  # fmt: skip
+    settled(lowering, node, whole.part((batch, channels, *over.size), whole.strides, begin))
 
 
 def _takes_pixels(known: Callable[[str], Array | None], node: Node) -> bool:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor, numbers
-from lowbit.graph.lower import Lowering, itemsize, order_of, strides_of
-from lowbit.graph.lowering.elementwise import format_of, plain, same_format
+from lowbit.graph.lower import Lowering, order_of, strides_of
+from lowbit.graph.lowering.elementwise import format_of, index_format, pairs_of, plain, same_format
 from lowbit.graph.lowering.movement import settled
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import Place, View
@@ -71,13 +71,9 @@ def _gather_elements(node: Node, x: Array, indices: Array) -> Array:
 def taken(lowering: Lowering, view: View, axis: int, index: Sequence[int]) -> View:
     """The elements of an axis at known places: a view, where the places are evenly apart."""
     steps = set(np.diff(index).tolist())
-    shape = (*view.shape[:axis], len(index), *view.shape[axis + 1 :])
     if len(steps) <= 1:
-        strides = list(view.strides)
-        place = view.place + (index[0] if len(index) else 0) * strides[axis] * itemsize(view.tensor)
-        strides[axis] *= steps.pop() if steps else 1
-        return View(replace(view.tensor, shape=shape), place, tuple(strides))
-    order = order_of(view)
+        return view.along(axis, index[0] if index else 0, len(index), steps.pop() if steps else 1)
+    order, shape = order_of(view), (*view.shape[:axis], len(index), *view.shape[axis + 1 :])
     x = plain(lowering, view, order)
     out = lowering.fresh(replace(view.tensor, shape=shape), order)
     places = lowering.known_view(np.array(index, np.int64))
@@ -92,19 +88,17 @@ def gathered(
     """Add the step that takes elements of an axis, all dense in this order of x's dimensions.
 
     of_each: whether what lies before the axis has indices of its own."""
-    if indices.tensor.dtype not in ("int32", "int64"):
-        raise NotImplementedError(f"indices are int32 or int64, not {indices.tensor.dtype}")
     at = list(order).index(axis)
     copied = same_format(x, out)
-    raw = f"raw{itemsize(x.tensor)}"
+    raw = f"raw{x.tensor.itemsize}"
     form = GatherForm(
         raw if copied else format_of(x.tensor),
         raw if copied else format_of(out.tensor),
-        "s32" if indices.tensor.dtype == "int32" else "s64",
+        index_format(indices),
     )
     if "s64" in form[:2]:
         raise NotImplementedError("int64 is taken as it is, and not converted on the way")
-    given = [] if copied else _numbers(x.tensor)
+    given = [] if copied else pairs_of(x.tensor)
     outer = math.prod(x.shape[one] for one in order[:at])
     count = indices.shape[axis] if of_each else math.prod(indices.shape)
     inner = math.prod(x.shape[one] for one in order[at + 1 :])
@@ -112,18 +106,12 @@ def gathered(
     _add(lowering, form, x.place, indices, out, given, sizes, of_each)
 
 
-def _numbers(tensor: Tensor) -> list[tuple[float, int]]:
-    if tensor.dtype in ("float32", "bfloat16"):
-        return []
-    return [(tensor.scale or 1.0, tensor.zero_point)]
-
-
 def _add(
     lowering: Lowering, form: GatherForm, table: Place, indices: View, out: View,
     given: Sequence[tuple[float, int]], sizes: tuple[int, int, int, int], of_each: bool = False,
 ) -> None:  # fmt: skip
     outer, rows, count, inner = sizes
-    target = None if form.out.startswith("raw") else next(iter(_numbers(out.tensor)), None)
+    target = None if form.out.startswith("raw") else next(iter(pairs_of(out.tensor)), None)
     lowering.add(gather.program(lowering.isa, form=form), {
         "out": out.place, "table": table, "indices": indices.place,
         "table_parameters": lowering.known(parameters_array(given)) if given else None,
@@ -149,7 +137,7 @@ def _lower_gather(lowering: Lowering, node: Node) -> None:
         out = lowering.output(node.outputs[0])
         pairs = [*zip(table.scale.tolist(), table.zero_point.tolist(), strict=True)]
         form = GatherForm("s8" if table.values.dtype == np.int8 else "u8", format_of(out.tensor),
-                          "s32" if indices.tensor.dtype == "int32" else "s64")  # fmt: skip
+                          index_format(indices))  # fmt: skip
         sizes = 1, table.shape[0], math.prod(indices.shape), math.prod(table.shape[1:])
         place = lowering.known(np.ascontiguousarray(table.values))
         _add(lowering, form, place, indices, out, pairs, sizes)
@@ -162,8 +150,7 @@ def _lower_gather(lowering: Lowering, node: Node) -> None:
         drop = slice(axis, axis + 1) if known.ndim == 0 else slice(0, 0)
         shape, strides = list(part.shape), list(part.strides)
         del shape[drop], strides[drop]
-        settled(lowering, node, View(replace(part.tensor, shape=tuple(shape)), part.place,
-                                     tuple(strides)))  # fmt: skip
+        settled(lowering, node, part.part(shape, strides))
         return
     x = plain(lowering, view)
     indices = plain(lowering, lowering.view(node.inputs[1]))
@@ -191,8 +178,8 @@ def _lower_gather_nd(lowering: Lowering, node: Node) -> None:
         })  # fmt: skip
     table = (outer, math.prod(within), *inner)
     out = lowering.output(node.outputs[0])
-    made = View(replace(out.tensor, shape=(outer, count, *inner)), out.place, ())
-    x = View(replace(x.tensor, shape=table), x.place, strides_of(table))
+    made = out.part((outer, count, *inner), ())
+    x = x.part(table, strides_of(table))
     gathered(lowering, x, places, made, range(len(table)), 1, own > 0)
 
 
@@ -206,7 +193,7 @@ def _lower_gather_elements(lowering: Lowering, node: Node) -> None:
     axis = node.get("axis", 0) % rank
     order = (*(one for one in range(rank) if one != axis), axis)
     lines = tuple(x.shape[i] if i == axis else n for i, n in enumerate(indices.shape))
-    x = View(replace(x.tensor, shape=lines), x.place, x.strides)  # others are not looked at
+    x = x.part(lines, x.strides)  # others are not looked at
     x, indices = (plain(lowering, one, order) for one in (x, indices))
     gathered(lowering, x, indices, lowering.output(node.outputs[0], order), order, axis, True)
 

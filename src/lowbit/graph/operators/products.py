@@ -6,18 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from operator import mul
 from typing import Any
 
 import numpy as np
 
 from lowbit.graph.graph import Constant, Node, Tensor
 from lowbit.graph.lower import Lowering
-from lowbit.graph.lowering.elementwise import broadcast, compute, converted, in_format, plain
+from lowbit.graph.lowering.elementwise import (
+    broadcast,
+    compute,
+    converted,
+    in_format,
+    index_format,
+    plain,
+)
 from lowbit.graph.lowering.movement import settled
 from lowbit.graph.lowering.products import (
     Epilogue,
     as_float32,
-    as_matrix,
     finished,
     float_products,
     floats,
@@ -249,7 +256,7 @@ def _float_linear(lowering: Lowering, node: Node) -> None:
     x = as_float32(lowering, lowering.view(node.inputs[0]))
     weight = lowering.packed(weight_of(lowering, node), _columns)
     m, (k, n) = math.prod(x.shape[:-1]), weight.shape
-    float_products(lowering, node, None, [(as_matrix(x, (m, k), (k, 1), 0), weight, 0, n)])
+    float_products(lowering, node, None, [(x.part((m, k), (k, 1)), weight, 0, n)])
 
 
 def _lower_matmul(lowering: Lowering, node: Node) -> None:
@@ -272,16 +279,11 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     left = broadcast(a, (*leading, *a.shape[-2:]))
     right = broadcast(b, (*leading, *b.shape[-2:]))
     for index in product(*map(range, leading)):
-        at = [
-            sum(i * s for i, s in zip(index, one, strict=False))
-            for one in (left, right, target.strides)
-        ]
-        gemm(
-            lowering,
-            as_matrix(a, a.shape[-2:], a.strides[-2:], at[0]),  # type: ignore[arg-type]
-            as_matrix(b, b.shape[-2:], b.strides[-2:], at[1]),  # type: ignore[arg-type]
-            as_matrix(target, target.shape[-2:], target.strides[-2:], at[2]),  # type: ignore[arg-type]
+        left_part, right_part, out_part = (
+            one.part(one.shape[-2:], one.strides[-2:], sum(map(mul, index, steps)))
+            for one, steps in ((a, left), (b, right), (target, target.strides))
         )
+        gemm(lowering, left_part, right_part, out_part)
     if whole is not out:
         compute(lowering, out, [whole], (0,))
 
@@ -291,19 +293,16 @@ def _wider(view: View, axis: int) -> View:
     shape, strides = list(view.shape), list(view.strides)
     shape.insert(axis, 1)
     strides.insert(axis, 1)
-    return View(replace(view.tensor, shape=tuple(shape)), view.place, tuple(strides))
+    return view.part(shape, strides)
 
 
 def _lower_grouped(lowering: Lowering, node: Node) -> None:
     x, weight, ends = (lowering.view(name) for name in node.inputs)
     x, weight = (converted(lowering, one, Tensor("float32", one.shape)) for one in (x, weight))
-    if ends.tensor.dtype not in ("int32", "int64"):
-        raise NotImplementedError(f"ends are int32 or int64, not {ends.tensor.dtype}")
     ends = plain(lowering, ends)
     groups, depth, n = weight.shape
     out = lowering.fresh(Tensor("float32", (x.shape[0], n)))
-    indices = "s32" if ends.tensor.dtype == "int32" else "s64"
-    lowering.add(grouped_product.program(lowering.isa, indices=indices), {
+    lowering.add(grouped_product.program(lowering.isa, indices=index_format(ends, "ends")), {
         "out": out.place, "x": x.place, "weight": weight.place, "ends": ends.place,
         "rows": x.shape[0], "groups": groups, "k_size": depth, "n": n,
     })  # fmt: skip

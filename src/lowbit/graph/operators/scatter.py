@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.lower import Lowering, itemsize
-from lowbit.graph.lowering.elementwise import compute, converted, format_of, plain, same_format
+from lowbit.graph.lower import Lowering
+from lowbit.graph.lowering.elementwise import (
+    compute,
+    converted,
+    format_of,
+    index_format,
+    plain,
+    same_format,
+)
 from lowbit.graph.operator import Array, Operator, operators
 from lowbit.graph.step import View
 from lowbit.kernels.cpu.tensors.indexing import ELEMENTS, ScatterForm, scatter
@@ -103,13 +109,11 @@ def _scattered(
 ) -> None:  # fmt: skip
     """Add the step that writes, all dense in one order."""
     outer, count_rows, count, inner = rows
-    if indices.tensor.dtype not in ("int32", "int64"):
-        raise NotImplementedError(f"indices are int32 or int64, not {indices.tensor.dtype}")
     reduction = reduction_of(node)
-    raw = f"raw{itemsize(work.tensor)}"
+    raw = f"raw{work.tensor.itemsize}"
     form = ScatterForm(
         raw if reduction == "none" else format_of(work.tensor),
-        "s32" if indices.tensor.dtype == "int32" else "s64", reduction,
+        index_format(indices), reduction,
     )  # fmt: skip
     lowering.add(scatter.program(lowering.isa, form=form), {
         "out": work.place, "updates": updates.place, "indices": indices.place,
@@ -145,7 +149,7 @@ def _scatter_elements(lowering: Lowering, node: Node) -> None:
     work, updates, out = _copied(lowering, node, order)
     lines = tuple(n if i == axis else m for i, (n, m) in enumerate(
         zip(shape, indices.shape, strict=True)))  # fmt: skip
-    part = View(replace(work.tensor, shape=lines), work.place, work.strides)
+    part = work.part(lines, work.strides)
     block = plain(lowering, part, order)
     outer = math.prod(n for i, n in enumerate(lines) if i != axis)
     rows = outer, shape[axis], indices.shape[axis], 1

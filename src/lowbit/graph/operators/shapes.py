@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ import numpy as np
 from lowbit.graph.graph import Node
 from lowbit.graph.lower import Lowering, order_of
 from lowbit.graph.lowering.elementwise import compute
-from lowbit.graph.lowering.movement import further, identity, moved
+from lowbit.graph.lowering.movement import identity, moved
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.parts import Parts
-from lowbit.graph.step import View
 
 
 def ints(array: Array) -> tuple[int, ...]:
@@ -178,11 +176,8 @@ def _concat(lowering: Lowering, node: Node) -> None:
     axis = node.get("axis", 0) % len(out.shape)
     first = 0
     for one in inputs:
-        shape = one.shape
-        target = further(out, first * out.strides[axis])
-        target = View(replace(out.tensor, shape=shape), target.place, out.strides)
-        compute(lowering, target, [one], (0,))
-        first += shape[axis]
+        compute(lowering, out.along(axis, first, one.shape[axis]), [one], (0,))
+        first += one.shape[axis]
 
 
 def _joined(node: Node, *inputs: Array | None) -> Array:

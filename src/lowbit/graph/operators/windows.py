@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -51,6 +51,12 @@ def divisors(node: Node, where: Geometry | Parts) -> Array:
             counted = at < where.size[axis] + ends[axis]
         made = np.multiply.outer(made, counted.sum(1))
     return np.maximum(made, 1)
+
+
+def taps_of(over: Geometry, steps: Sequence[int]) -> Iterator[tuple[Sizes, int]]:
+    """The taps of a window, and how far each is from the first where pixels are `steps` apart."""
+    for tap in product(*map(range, over.kernel)):
+        yield tap, sum(t * d * s for t, d, s in zip(tap, over.dilation, steps, strict=True))
 
 
 def put_back(over: Geometry, parts: Array) -> Array:

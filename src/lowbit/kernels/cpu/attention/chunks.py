@@ -348,7 +348,7 @@ def evenly(count: int, room: int) -> int:
 def _paired(left: Value, right: Value, level: int) -> Value:
     """Sums of lanes of two vectors, which each hold the sums of 2^level keys: first of those within
     16 bytes, in which the keys come to lie beside each other, and then of these fours."""
-    lanes = left.type.lanes  # type: ignore[union-attr]
+    lanes = left.lanes
     if level == 0:
         low = [four + i + n for four in range(0, lanes, 4) for i in (0, 1) for n in (0, lanes)]
         high = [lane + 2 for lane in low]

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from lowbit.isa import InstructionSet, chain
 from lowbit.isa.avx512 import starts_like_fma
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, float_micro_kernels
+from lowbit.kernels.cpu.shared.formats import TENSORS, Affine, check_formats, to_store
 
 _ROWS = 32  # queries of a block, about: their scores and a panel of keys fit the nearest cache
 _ITEMS = 4  # for each thread, so that all end at about the same time
-FORMATS = ("f32", "bf16", "u8", "s8")
 
 N = TypeVar("N")
 
@@ -174,9 +174,7 @@ def plan_attention(
 
     ValueError: a format, products, sizes or strides are none.
     """
-    for name in (form.inputs, form.out):
-        if name not in FORMATS:
-            raise ValueError(f"{name!r} is no format; known: {', '.join(FORMATS)}")
+    check_formats((form.inputs, form.out), TENSORS)
     if sizes.key_heads < 1 or sizes.heads % sizes.key_heads:
         raise ValueError(f"{sizes.heads} heads cannot share {sizes.key_heads} of keys evenly")
     if min(sizes.batch, sizes.queries, sizes.keys) < 0 or min(sizes.head_dim, sizes.value_dim) < 1:
@@ -240,10 +238,10 @@ def _scratch(form: AttentionForm, sizes: Sizes, micro: FloatMicro) -> list[int]:
 
 def attention_parameters(
     scale: float,
-    q: tuple[float, int] | None = None,
-    k: tuple[float, int] | None = None,
-    v: tuple[float, int] | None = None,
-    out: tuple[float, int] | None = None,
+    q: Affine | None = None,
+    k: Affine | None = None,
+    v: Affine | None = None,
+    out: Affine | None = None,
 ) -> npt.NDArray[np.float32]:
     """The parameters of `attention`: what scores are multiplied by before the softmax, and (scale,
     zero point) of whatever is of 8 bits. ValueError: `scale` is not positive."""
@@ -252,5 +250,5 @@ def attention_parameters(
     factor = scale * math.log2(math.e)
     scales = [1.0 if one is None else one[0] for one in (q, k, v)]
     zeros = [0 if one is None else one[1] for one in (q, k, v)]
-    last = [] if out is None else [np.float32(1) / np.float32(out[0]), out[1]]
-    return np.array([factor * scales[0] * scales[1], scales[2], *zeros, *last], np.float32)
+    first = factor * scales[0] * scales[1]
+    return np.array([first, scales[2], *zeros, *to_store(out)], np.float32)

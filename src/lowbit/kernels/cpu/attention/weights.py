@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 
 from lowbit.isa.avx512 import vcvtne2ps2bf16, vcvtneps2bf16, vreduceps_512, vscalefps_512
-from lowbit.isa.generic import extract, load_head, maximum, select
+from lowbit.isa.generic import extract, maximum, select
 from lowbit.isa.types import Value, Vector, bf16, f32, s32, with_element
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import across
+from lowbit.kernels.cpu.shared.formats import load_vector
 from lowbit.kernels.cpu.shared.functions import constant, fused, polynomial
 from lowbit.kernels.cpu.shared.post_ops import tanh
 
@@ -200,15 +201,10 @@ class Weigher:
         self, value: Value, at: Value, left: Value | None, mask: Value | None, padding: Value | None
     ) -> Value:
         """The exponents of scores, with minus infinity for those that do not take part."""
-
-        def read(pointer: Value) -> Value:
-            place = pointer + at
-            return place.load(self.lanes) if left is None else load_head(place, left, self.lanes)
-
         value = value * self.factor
         if mask is not None:
-            value = fused(read(mask), _LOG2_E, value)
+            value = fused(load_vector(mask + at, self.lanes, left), _LOG2_E, value)
         if padding is not None:
-            apart = read(padding).to(s32).equals(0)
+            apart = load_vector(padding + at, self.lanes, left).to(s32).equals(0)
             value = select(apart, constant(value, -math.inf), value)
         return value

@@ -31,6 +31,7 @@ from lowbit.isa.types import (
     S32Pointer,
     U8Pointer,
     Vector,
+    element_of,
     s8,
     s16,
     s32,
@@ -303,8 +304,7 @@ def _unpacked(taps: list[Value], width: int) -> list[Value]:
 
 def _zipped(a: Value, b: Value, half: int) -> Value:
     """One half of each lane of 16 bytes of a and b: a0 b0 a1 b1 ..."""
-    assert isinstance(a.type, Vector)
-    lanes, each = a.type.lanes, _LANE // a.type.element.bytes
+    lanes, each = a.lanes, _LANE // element_of(a.type).bytes
     chosen = []
     for lane in range(0, lanes, each):
         for i in range(each // 2):
@@ -315,8 +315,7 @@ def _zipped(a: Value, b: Value, half: int) -> Value:
 
 def _in_order(sums: list[Value]) -> list[Value]:
     """Sums of channels 4q to 4q + 3 of each lane, as vectors of neighbouring channels."""
-    assert isinstance(sums[0].type, Vector)
-    lanes = sums[0].type.lanes
+    lanes = sums[0].lanes
     count = lanes // QUAD  # of fours in a vector
 
     def joined(fours: list[int]) -> Value:
@@ -339,8 +338,7 @@ def _in_order(sums: list[Value]) -> list[Value]:
 
 def _multiplied(k: Builder, total: Value, left: Value, right: Value) -> Value:
     """`total` and the products of four bytes in each dword: unsigned ones by signed ones."""
-    assert isinstance(left.type, Vector)
-    features, width = k.isa.features, left.type.lanes
+    features, width = k.isa.features, left.lanes
     for dot in (vpdpbusd, vpdpbusd_256):
         if dot.feature in features:
             return dot(total, left, right)

@@ -357,8 +357,7 @@ def weight_words(
 
 def _pairs(line: Value) -> tuple[Value, Value]:
     """Of dwords of four bytes, the first two of each and the others, as words."""
-    assert isinstance(line.type, Vector)
-    words, dwords = Vector(s16, line.type.lanes // 2), Vector(u32, line.type.lanes // 4)
+    words, dwords = Vector(s16, line.lanes // 2), Vector(u32, line.lanes // 4)
     both = line.bits(words)
     even, odd = ((both << 8) >> 8).bits(dwords), (both >> 8).bits(dwords)
     low = (even & 0xFFFF) | (odd << 16)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowbit.isa.generic import shuffle
 from lowbit.isa.types import Scalar, Vector, f32, u16, u32
 from lowbit.isa.value import Value
 from lowbit.kernels.cpu.shared.formats import load_vector
@@ -92,20 +91,6 @@ class Reader:
 
     def _widened(self, loaded: Value) -> Value:
         return loaded if self.kind == "f32" else loaded.to(u32) << _HALF
-
-
-def transposed(columns: list[Value]) -> list[Value]:
-    """A square of vectors with rows and columns exchanged: log2(n) rounds of perfect shuffles."""
-    count = len(columns)
-    low = tuple(i // 2 + count * (i % 2) for i in range(count))
-    high = tuple(lane + count // 2 for lane in low)
-    size = 1
-    while size < count:
-        half = count // 2
-        pairs = zip(columns[:half], columns[half:], strict=True)
-        columns = [shuffle(a, b, pick) for a, b in pairs for pick in (low, high)]
-        size *= 2
-    return columns
 
 
 def float_of(bits: Value) -> Value:

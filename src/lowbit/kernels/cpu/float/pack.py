@@ -8,7 +8,8 @@ from lowbit.isa.generic import load_head, maximum, minimum, prefetch, shuffle
 from lowbit.isa.types import u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.float.operand import Reader, transposed
+from lowbit.kernels.cpu.float.operand import Reader
+from lowbit.kernels.cpu.shared.formats import transposed
 from lowbit.kernels.cpu.shared.layout import LINE
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from lowbit.isa.generic import minimum, select
-from lowbit.isa.types import Vector, element_of
+from lowbit.isa.types import element_of
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.shared.formats import Convert, load_vector, same, store_vector, storing
@@ -49,7 +48,7 @@ class FloatEpilogue:
 
     def row(self, place: tuple[Value, Value], sums: Sequence[Value], ragged: bool) -> None:
         """Finish and store a row of vectors."""
-        k, (row, column), lanes = self.k, place, cast(Vector, sums[0].type).lanes
+        k, (row, column), lanes = self.k, place, sums[0].lanes
         left: list[Value | None] = [None] * len(sums)
         if ragged:
             left[-1] = self.n - (column + (len(sums) - 1) * lanes)

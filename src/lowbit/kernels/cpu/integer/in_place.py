@@ -166,7 +166,7 @@ def multiply_in_place(
                 row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
     if shape.piece > QUAD and shape.column_vectors > 1:
         vectors = [_wide_enough(_summed(row, shape.piece // QUAD)) for row in vectors]
-        lanes = _lanes(vectors[0][0])
+        lanes = vectors[0][0].lanes
         places = [divmod(at, PANEL) for at in range(0, shape.columns, lanes)]
         vectors = [row[: len(places)] for row in vectors]
     elif shape.columns and shape.columns <= lanes:
@@ -254,7 +254,7 @@ def _summed(sums: list[Value], part: int) -> list[Value]:
 
 def _wide_enough(sums: list[Value]) -> list[Value]:
     """Of vectors in order, with as many lanes as are stored from."""
-    lanes = _lanes(sums[0])
+    lanes = sums[0].lanes
     if lanes >= _FEWEST:
         return sums
     return [shuffle(one, one, tuple(i % lanes for i in range(_FEWEST))) for one in sums]
@@ -269,7 +269,7 @@ def _store_few(k: Builder, shape: Shape, step: Step, sums: list[Value]) -> None:
         return
     store = step.columns(step.panel, 0, max(each, _FEWEST))
     for number in range(shape.rows):
-        which, place = divmod(number * each, _lanes(sums[0]))
+        which, place = divmod(number * each, sums[0].lanes)
         lanes = tuple(place + lane % each for lane in range(max(each, _FEWEST)))
         store(step.row + number, shuffle(sums[which], sums[which], lanes))
 
@@ -277,7 +277,7 @@ def _store_few(k: Builder, shape: Shape, step: Step, sums: list[Value]) -> None:
 def _store_joined(k: Builder, shape: Shape, step: Step, sums: list[Value], each: int) -> None:
     """Bring as many rows into a vector as there are lanes; `each` row has so many at first."""
     columns, most = shape.columns, max(k.isa.vector_bytes // QUAD, shape.lanes)
-    lanes = _lanes(sums[0])
+    lanes = sums[0].lanes
     used = tuple(row + lane for row in range(0, lanes, each) for lane in range(columns))
     while len(sums) > 1 and len(used) < most:
         both = (*used, *(lanes + lane for lane in used))
@@ -293,17 +293,12 @@ def _store_joined(k: Builder, shape: Shape, step: Step, sums: list[Value], each:
 
 def _halved(vectors: list[Value], part: int) -> list[Value]:
     """Both halves of each part of the vectors added; two vectors become one, and one a half."""
-    lanes, many = _lanes(vectors[0]), len(vectors) > 1
+    lanes, many = vectors[0].lanes, len(vectors) > 1
     starts = range(0, lanes * (1 + many), part)
     low = tuple(start + i for start in starts for i in range(part // 2))
     high = tuple(i + part // 2 for i in low)
     pairs = zip(vectors[::2], vectors[1::2], strict=True) if many else [(vectors[0],) * 2]
     return [shuffle(x, y, low) + shuffle(x, y, high) for x, y in pairs]
-
-
-def _lanes(vector: Value) -> int:
-    assert isinstance(vector.type, Vector)
-    return vector.type.lanes
 
 
 def _power(least: int) -> int:

@@ -16,7 +16,7 @@ The sums of 16 columns are transposed back, and are what the products are added 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -29,6 +29,7 @@ from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, Shape, Step, micro_kernel
 from lowbit.kernels.cpu.integer.vectors import Begin, VectorKernel, from_zero
+from lowbit.kernels.cpu.shared.formats import transposed
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, QUADS, blocks
 from lowbit.kernels.cpu.shared.panel_format import CYCLES, LISTED, SCALE, TAKEN, TOGETHER
 
@@ -173,7 +174,7 @@ class Split(Narrow):
                             line = block_bytes * which + block * (shape.rows * LINE)
                             halves.append((a + (line + within * LINE + part)).load(_ROW_LANES))
                         vectors.append(_joined(halves))
-                    for i, vector in enumerate(_transposed(vectors)):
+                    for i, vector in enumerate(transposed(vectors)):
                         (row + (part + i) * lanes).store(vector)
         for which in k.range(0, (k_blocks * LINE + (chunk - 1)) // chunk):
             (target + which * ((chunk + 1) * lanes)).store(k.zeros(u8, lanes))
@@ -255,7 +256,7 @@ class Split(Narrow):
         """Add 16 rows of the sums of 8 columns, times what was taken, to `target`, or if `fresh`
         begin with them."""
         vectors = [(sums + (half + c) * lanes + first).load(_ROW_LANES) for c in range(self.lanes)]
-        for i, both in enumerate(_transposed(vectors)):  # rows i and 8 + i
+        for i, both in enumerate(transposed(vectors)):  # rows i and 8 + i
             for part in range(2):
                 lane = part * self.lanes
                 row = shuffle(both, both, tuple(range(lane, lane + self.lanes))).to(s32)
@@ -312,26 +313,3 @@ def _lanes(shape: Shape) -> int:
 def _joined(halves: list[Value]) -> Value:
     """One vector, or two in one."""
     return halves[0] if len(halves) == 1 else shuffle(*halves, tuple(range(2 * _ROW_LANES)))
-
-
-def _transposed(vectors: Sequence[Value]) -> list[Value]:
-    """Square blocks of 128 bits by so many vectors, side by side: each by itself, transposed."""
-    count = len(vectors)
-    assert isinstance(vectors[0].type, Vector)
-    lanes, half = vectors[0].type.lanes, count // 2
-    zips = [
-        tuple(
-            lane + part * half + i // 2 + lanes * (i % 2)
-            for lane in range(0, lanes, count)
-            for i in range(count)
-        )
-        for part in range(2)
-    ]
-    turned = list(vectors)
-    for _ in range(count.bit_length() - 1):
-        turned = [
-            shuffle(a, b, order)
-            for a, b in zip(turned[:half], turned[half:], strict=True)
-            for order in zips
-        ]
-    return turned

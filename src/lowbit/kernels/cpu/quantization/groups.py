@@ -23,7 +23,8 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.quantization.search import Groups, Search, parameters, steps
 from lowbit.kernels.cpu.rows.input_format import across
-from lowbit.kernels.cpu.tensors.loops import by_vectors, transposed
+from lowbit.kernels.cpu.shared.formats import load_vector, store_vector, transposed
+from lowbit.kernels.cpu.tensors.loops import by_vectors
 from lowbit.numerics import IntFormat
 from lowbit.numerics.ranges import PARTS, TURN
 
@@ -163,7 +164,7 @@ def _bytes_of(x: Value, scale: Value, zero: Value, fmt: IntFormat) -> Value:
 
 def _store(k: Builder, made: Value, target: Value, count: Value) -> None:
     """As many lanes as there are; not all machines mask bytes."""
-    lanes = made.type.lanes  # type: ignore[union-attr]
+    lanes = made.lanes
     for _ in k.when(count > lanes - 1):
         target.store(made)
     for _ in k.when(count < lanes):
@@ -174,12 +175,10 @@ def _write_row(
     k: Builder, source: Value, target: Value, size: Value, how: tuple[Value, Value], fmt: IntFormat
 ) -> None:
     """The integers of one group, by its scale and zero point in every lane."""
-    lanes = how[0].type.lanes  # type: ignore[union-attr]
+    lanes = how[0].lanes
 
     def some(at: Value, lanes: int, together: int, left: Value | None) -> None:
-        if left is None:
-            (target + at).store(_bytes_of((source + at).load(lanes), *how, fmt))
-        else:
-            store_head(_bytes_of(load_head(source + at, left, lanes), *how, fmt), target + at, left)
+        made = _bytes_of(load_vector(source + at, lanes, left), *how, fmt)
+        store_vector(made, target + at, left)
 
     by_vectors(k, size, lanes, 1, some)

@@ -54,7 +54,7 @@ def parameters(
 ) -> tuple[Value, Value]:
     """`affine_parameters` of vectors of float32, low ≤ 0 ≤ high: scales, and zero points as
     float32."""
-    lanes = low.type.lanes  # type: ignore[union-attr]
+    lanes = low.lanes
     wide = Vector(f64, lanes)
     low, high = low.to(f64), high.to(f64)
     if symmetric:

@@ -177,11 +177,9 @@ class ImageRows(ByteRows):
 
 def across(vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
     """All lanes combined into one scalar."""
-    assert isinstance(vector.type, Vector)
-    lanes = vector.type.lanes
-    half = lanes // 2
+    half = vector.lanes // 2
     while half:
-        turned = shuffle(vector, vector, tuple(lane ^ half for lane in range(lanes)))
+        turned = shuffle(vector, vector, tuple(lane ^ half for lane in range(vector.lanes)))
         vector, half = combine(vector, turned), half // 2
     return extract(vector, 0)
 

@@ -14,11 +14,12 @@ pass, so that a row is read about as fast as memory gives it.
 from __future__ import annotations
 
 from lowbit.isa.generic import maximum, minimum, select
-from lowbit.isa.types import F32Pointer, Int, S64Pointer, U8Pointer, s32, s64, u8, with_element
+from lowbit.isa.types import F32Pointer, Int, S64Pointer, U8Pointer, s64, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.rows.input_format import across
+from lowbit.kernels.cpu.shared.functions import ordered_bits
 
 _LANES, _VECTORS = 16, 4
 _BLOCK = _LANES * _VECTORS  # numbers that are compared together
@@ -26,12 +27,6 @@ _PLACE_BITS = 32
 _WORD = 8  # marks that are looked at together
 LAST_PLACE = (1 << _PLACE_BITS) - 1
 EMPTY = -(1 << 63)  # less than any key
-
-
-def _ordered(value: Value) -> Value:
-    """float32 as s32 that order alike; −0 as 0. Negative floats order against their other bits."""
-    bits = (value + 0.0).bits(with_element(value.type, s32))
-    return select(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 def _key(ordered: Value, place: Value) -> Value:
@@ -67,14 +62,14 @@ def keep_greatest(
         source, heap = numbers + row * stride, heaps + row * count
 
         def offer(at: Value, source: Value = source, heap: Value = heap) -> None:
-            key = _key(_ordered((source + at).load()), base + at)
+            key = _key(ordered_bits((source + at).load()), base + at)
             for _ in k.when(heap.load() < key):
                 _replace_top(k, heap, count, levels, key)
 
         whole = width // _BLOCK * _BLOCK
         for first in k.range(0, whole, _BLOCK):
             loaded = [(source + (first + _LANES * v)).load(_LANES) for v in range(_VECTORS)]
-            bound = _key(_greatest([_ordered(v) for v in loaded]), base + first)
+            bound = _key(_greatest([ordered_bits(v) for v in loaded]), base + first)
             for _ in k.when(heap.load() < bound):
                 for at in k.range(first, first + _BLOCK):
                     offer(at)

@@ -27,7 +27,7 @@ from lowbit.isa.types import s64
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import LeftOperand
-from lowbit.kernels.cpu.rows.windows import Strip, Strips, seen
+from lowbit.kernels.cpu.rows.windows import LoweredImage, Strip, Strips, seen
 from lowbit.kernels.cpu.shared.layout import LINE
 
 
@@ -39,7 +39,7 @@ class ShiftedImage(NamedTuple):
     window to the next. reach: lines that a kernel covers. parts: lines of 64 channels that are
     multiplied. wide: pixels in a phase of a line of the strip. line_bytes, part_bytes: in it, from
     a line of the image to the next, and from 64 channels of a line to the next 64. pixels: of the
-    output. taps: where each tap is, its line and its pixel. gap: as of any `Image`.
+    output. taps: where each tap is, its line and its pixel. gap: as of a `LoweredImage`.
     """
 
     lines: int
@@ -97,6 +97,7 @@ class ShiftedImage(NamedTuple):
         return (*self[:_TAPS], *distances)  # type: ignore[return-value]
 
 
+Image = LoweredImage | ShiftedImage
 _TAPS = ShiftedImage._fields.index("taps")
 
 

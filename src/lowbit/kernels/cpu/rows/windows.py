@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from lowbit.isa.generic import maximum, minimum, select
 from lowbit.isa.types import s64, u8
@@ -25,51 +25,6 @@ from lowbit.kernels.cpu.rows.input_format import (
     RowFacts,
 )
 from lowbit.kernels.cpu.shared.layout import LINE
-
-
-class Image(Protocol):
-    """The geometry of an image as kernels are told it: a tuple of int32, `lines` lines of the
-    output of `length` pixels first."""
-
-    @property
-    def lines(self) -> int: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def reach(self) -> int: ...
-    @property
-    def skip(self) -> int: ...
-    @property
-    def pixels(self) -> int:
-        """Of an image of the output."""
-        ...
-
-    @property
-    def of_line(self) -> int:
-        """Bytes of a line of the image where it comes from."""
-        ...
-
-    @property
-    def aligned(self) -> bool:
-        """Whether rows begin at multiples of 64 bytes, and 64 k are a line of cache."""
-        ...
-
-    @property
-    def gap(self) -> tuple[int, int]:
-        """Of so many rows, so many are rows of the output; (0, 0): all are. It keys the code."""
-        ...
-
-    def pitch(self, lines: int) -> int:
-        """Bytes from row to row, in strips of so many output lines. It keys the code."""
-        ...
-
-    def strip(self, lines: int, step_rows: int) -> int:
-        """Bytes of a strip of so many output lines, in steps of so many rows."""
-        ...
-
-    def table(self) -> tuple[int, ...]:
-        """What the kernel is given."""
-        ...
 
 
 def seen(image: Any, lines: Any) -> Any:
@@ -164,6 +119,10 @@ class LoweredImage(NamedTuple):
     lines, length: of the output, pixels of a line. height, width: lines of the image, and bytes of
     one. above, left: lines and bytes added before them. skip: lines from one output line to the
     next; step: bytes from one window to the next. reach: lines of a kernel; slot: bytes of one.
+
+    Not told to kernels, but as of a `ShiftedImage`: aligned: whether rows begin at multiples of 64
+    bytes, and 64 k are a line of cache. gap: of so many rows, so many are rows of the output; (0,
+    0): all are; it keys the code.
     """
 
     lines: int
@@ -188,18 +147,22 @@ class LoweredImage(NamedTuple):
         return max(1 << size.bit_length(), 2 * LINE) + LINE
 
     def strip(self, lines: int, step_rows: int) -> int:
+        """Bytes of a strip of so many output lines, in steps of so many rows."""
         columns = (self.length + step_rows) * self.pitch(lines)
         return columns + seen(self, lines) * padded_line(self)
 
     @property
     def of_line(self) -> int:
+        """Bytes of a line of the image where it comes from."""
         return self.width
 
     @property
     def pixels(self) -> int:
+        """Of an image of the output."""
         return self.lines * self.length
 
     def table(self) -> tuple[int, ...]:
+        """What the kernel is given."""
         return tuple(self)
 
 

@@ -26,7 +26,7 @@ from lowbit.isa.generic import (
     store_head,
     stream,
 )
-from lowbit.isa.types import Scalar, Vector, f32, s32, u8
+from lowbit.isa.types import Scalar, f32, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.shared.formats import (
@@ -52,8 +52,7 @@ def store_left(k: Builder, value: Value, at: Value, left: Value) -> None:
     store of dwords takes a Zen 3 core 12 cycles and more; so halves are stored, as the bits of
     `left` say.
     """
-    assert isinstance(value.type, Vector)
-    lanes = value.type.lanes
+    lanes = value.lanes
     half = lanes // 2
     for _ in k.when(left > lanes - 1):
         at.store(value)

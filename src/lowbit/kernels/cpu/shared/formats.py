@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from lowbit.isa.avx2 import vcvtps2dq, vpackssdw, vpacksswb, vpackuswb
 from lowbit.isa.avx512 import vcvtps2dq_512, vpackssdw_512, vpacksswb_512, vpackuswb_512
@@ -16,6 +18,8 @@ from lowbit.kernels.cpu.shared.functions import canonical, constant, rounded
 
 # Formats by name, and what lies in memory. Integers come with a scale and a zero point.
 FORMATS: dict[str, Scalar] = {"f32": f32, "bf16": bf16, "u8": u8, "s8": s8, "s32": s32}
+TENSORS = ("f32", "bf16", "u8", "s8")
+"""Formats of what attention and passes over rows read and write."""
 # Integers that stand for themselves.
 WIDE: dict[str, Scalar] = {"s64": s64}
 # Elements that are only moved, by their size in bytes.
@@ -24,12 +28,25 @@ LIMITS = {"u8": (0.0, 255.0), "s8": (-128.0, 127.0)}
 # What float32 holds of integers that have no scale.
 _WIDE_LIMITS = {"s32": (-(2.0**31), 2.0**31 - 2.0**7), "s64": (-(2.0**63), 2.0**63 - 2.0**39)}
 
+Affine = tuple[float, int]  # a scale and a zero point
 Convert = Callable[[Value], Value]
+
+
+def check_formats(names: Iterable[str], known: Collection[str]) -> None:
+    """ValueError: one of the names is none of those known."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is no format; known: {', '.join(known)}")
 
 
 def parameters_of(name: str) -> int:
     """How many float32 numbers go with a format: scale (its inverse for an output), zero point."""
     return 2 if name in FORMATS and name not in ("f32", "bf16") else 0
+
+
+def to_store(out: Affine | None) -> tuple[float, ...]:
+    """The numbers of an output, if it is of 8 bits."""
+    return () if out is None else (float(np.float32(1) / np.float32(out[0])), out[1])
 
 
 def same(value: Value) -> Value:
@@ -87,6 +104,21 @@ def store_vector(value: Value, place: Value, left: Value | None) -> None:
         store_head(value, place, left)
 
 
+def transposed(rows: Sequence[Value]) -> list[Value]:
+    """Squares of as many lanes as there are vectors, side by side: each by itself, transposed.
+
+    Each pass interleaves vector i with vector i + count/2, which rotates the bits of an element's
+    place, (vector, lane), by one.
+    """
+    turned, count, lanes = list(rows), len(rows), rows[0].lanes
+    low = [at + i // 2 + lanes * (i % 2) for at in range(0, lanes, count) for i in range(count)]
+    zips = tuple(low), tuple(lane + count // 2 for lane in low)
+    for _ in range(count.bit_length() - 1):
+        pairs = zip(turned[: count // 2], turned[count // 2 :], strict=True)
+        turned = [shuffle(a, b, order) for a, b in pairs for order in zips]
+    return turned
+
+
 # Four vectors of float32 that become bytes together.
 #
 # By itself a vector is clamped on both sides, rounded, and narrowed by an instruction that takes as
@@ -119,7 +151,7 @@ def quantized(
 ) -> Value:
     """Four vectors as bytes, of each 16 of which every vector has four in turn; quantized to "u8"
     or "s8" as `formats.quantizing` does, to the same bits."""
-    lanes = _lanes(vectors[0])
+    lanes = vectors[0].lanes
     if not packs(k, lanes):
         return _one_by_one(k, name, vectors, inverse, zero)
     nearest, words, pack = _BY_LANES[lanes]
@@ -135,7 +167,7 @@ def quantized(
 def _one_by_one(
     k: Builder, name: str, vectors: list[Value], inverse: Value | None, zero: Value
 ) -> Value:
-    lanes = _lanes(vectors[0])
+    lanes = vectors[0].lanes
     convert, packed = quantizing(name, inverse, zero), k.zeros(s32, lanes)
     for q, value in enumerate(vectors):
         packed = packed | ((convert(value) & 0xFF) << (8 * q))
@@ -146,7 +178,7 @@ def _one_by_one(
 
 def in_turn(packed: Value) -> Value:
     """The bytes of `quantized`, vector after vector."""
-    count = _lanes(packed) // FOUR
+    count = packed.lanes // FOUR
     fours = packed.bits(Vector(u32, count))
     each = count // FOUR
     order = tuple(FOUR * i + q for q in range(FOUR) for i in range(each))
@@ -156,7 +188,7 @@ def in_turn(packed: Value) -> Value:
 def bfloat16_pair(first: Value, second: Value) -> Value:
     """Two vectors of float32 as bfloat16, one behind another, to the bits of a conversion: rounded
     where they are, so that the upper halves of both are taken in one operation."""
-    lanes = _lanes(first)
+    lanes = first.lanes
     halves = []
     for value in first, second:
         bits = canonical(value).bits(Vector(u32, lanes))
@@ -197,8 +229,3 @@ class RowStore:
             one(at)
         for _ in k.when(whole < width):
             one(whole, width - whole)
-
-
-def _lanes(value: Value) -> int:
-    assert isinstance(value.type, Vector)
-    return value.type.lanes

@@ -47,6 +47,12 @@ def rounded(value: Value) -> Value:
     return (value + _ROUND).bits(signed) - _ROUND_BITS
 
 
+def ordered_bits(value: Value) -> Value:
+    """float32 as s32 that order alike; −0 as 0. Negative floats order against their other bits."""
+    bits = (value + 0.0).bits(with_element(value.type, s32))
+    return select(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
 def constant(like: Value, value: float) -> Value:
     """The number in every lane of such a vector."""
     return like.machine.constant(value, like.type)

@@ -118,8 +118,7 @@ class Groups:
             value = (value << _BITS) + digit
         if place is None:
             return value
-        assert isinstance(value.type, Vector)
-        return value - (self.row_sum.cast(s32) + place).load().splat(value.type.lanes)
+        return value - (self.row_sum.cast(s32) + place).load().splat(value.lanes)
 
     def _rounded(
         self, k: Builder, where: Value, lanes: int

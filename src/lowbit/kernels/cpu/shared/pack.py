@@ -89,9 +89,7 @@ def _interleaved(start: Value, k_stride: Value) -> Value:
 
 def _zipped(a: Value, b: Value) -> Value:
     """a0 b0 a1 b1 ..."""
-    assert isinstance(a.type, Vector)
-    lanes = a.type.lanes
-    return shuffle(a, b, tuple(i // 2 + lanes * (i % 2) for i in range(2 * lanes)))
+    return shuffle(a, b, tuple(i // 2 + a.lanes * (i % 2) for i in range(2 * a.lanes)))
 
 
 def _gather(start: Value, n_stride: Value, target: Value) -> None:

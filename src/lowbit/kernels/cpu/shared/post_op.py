@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from lowbit.isa.generic import fma, load_head, select, shuffle
-from lowbit.isa.types import Scalar, Vector, element_of
+from lowbit.isa.types import Scalar, element_of
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.registry import Registry
@@ -122,8 +122,7 @@ class Columns:
 def _joined(parts: list[Value]) -> Value:
     """Vectors, whose number is a power of two, one behind the other."""
     while len(parts) > 1:
-        lanes = cast(Vector, parts[0].type).lanes
-        both = tuple(range(2 * lanes))
+        both = tuple(range(2 * parts[0].lanes))
         parts = [shuffle(x, y, both) for x, y in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
 

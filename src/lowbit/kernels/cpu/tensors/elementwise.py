@@ -24,13 +24,16 @@ from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
     RAW,
     WIDE,
+    Affine,
     Convert,
+    check_formats,
     dequantizing,
     load_vector,
     parameters_of,
     same,
     store_vector,
     storing,
+    to_store,
 )
 from lowbit.kernels.cpu.shared.post_op import function_of, keeping_nan, post_ops
 from lowbit.kernels.cpu.tensors.functions import FUNCTIONS
@@ -53,16 +56,8 @@ KINDS = {**FORMATS, **WIDE, **RAW}
 Step = int | str
 
 
-def _min(a: Value, b: Value) -> Value:
-    return keeping_nan(a, minimum(a, b))
-
-
-def _max(a: Value, b: Value) -> Value:
-    return keeping_nan(a, maximum(a, b))
-
-
 def _truth(condition: Value) -> Value:
-    bits = Vector(s32, condition.type.lanes)  # type: ignore[union-attr]
+    bits = Vector(s32, condition.lanes)
     one = condition.machine.constant(1, bits)
     return select(condition, one, one - one).to(f32)
 
@@ -73,8 +68,8 @@ OPERATIONS: dict[str, tuple[int, Callable[..., Value]]] = {
     "sub": (2, lambda a, b: a - b),
     "mul": (2, lambda a, b: a * b),
     "div": (2, lambda a, b: a / b),
-    "min": (2, _min),
-    "max": (2, _max),
+    "min": (2, lambda a, b: keeping_nan(a, minimum(a, b))),
+    "max": (2, lambda a, b: keeping_nan(a, maximum(a, b))),
     "less": (2, lambda a, b: _truth(a < b)),
     "equal": (2, lambda a, b: _truth(a.equals(b))),
     "where": (3, lambda condition, a, b: select(condition.equals(0.0), b, a)),
@@ -138,13 +133,11 @@ def plan_elementwise(
 
 
 def parameters_array(
-    inputs: Sequence[tuple[float, int]],
-    numbers: Sequence[float] = (),
-    out: tuple[float, int] | None = None,
+    inputs: Sequence[Affine], numbers: Sequence[float] = (), out: Affine | None = None
 ) -> npt.NDArray[np.float32]:
     """The parameters of `elementwise`, from scales and zero points of what consists of integers."""
-    last = [] if out is None else [np.float32(1) / np.float32(out[0]), out[1]]
-    return np.array([*(n for pair in inputs for n in pair), *numbers, *last], np.float32)
+    given = [number for pair in inputs for number in pair]
+    return np.array([*given, *numbers, *to_store(out)], np.float32)
 
 
 def plan_copy(itemsize: int, shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Elementwise:
@@ -154,9 +147,7 @@ def plan_copy(itemsize: int, shape: Sequence[int], strides: Sequence[Sequence[in
 
 
 def _check(form: Form) -> None:
-    for name in (*form.inputs, form.out):
-        if name not in KINDS:
-            raise ValueError(f"{name!r} is no format; known: {', '.join(KINDS)}")
+    check_formats((*form.inputs, form.out), KINDS)
     if len(form.inputs) > 3:
         raise ValueError(f"at most three inputs, got {len(form.inputs)}")
     if RAW.keys() & {*form.inputs, form.out}:

@@ -34,6 +34,11 @@ def _magnitude(x: Value) -> Value:
     return maximum(x, 0.0 - x)
 
 
+def _odd(x: Value, of_magnitude: Value) -> Value:
+    """A function f(-x) = -f(x), from what it is of |x|."""
+    return keeping_nan(x, select(x < 0.0, 0.0 - of_magnitude, of_magnitude))
+
+
 def exp(x: Value) -> Value:
     """e^x: 0 below -87, infinity where it is beyond float32."""
     far = x < 88.0
@@ -58,7 +63,7 @@ def erf(x: Value) -> Value:
     z = minimum(_magnitude(x), constant(x, _FAR))
     t = 1.0 / fused(z, _ERFC_T, 1.0)
     made = 1.0 - polynomial(t, _ERFC) * t * functions.exp(0.0 - z * z)
-    return keeping_nan(x, select(x < 0.0, 0.0 - made, made))
+    return _odd(x, made)
 
 
 def elu(x: Value, alpha: Value) -> Value:
@@ -105,8 +110,7 @@ def ceil(x: Value) -> Value:
 
 def trunc(x: Value) -> Value:
     """Towards 0."""
-    whole = floor(_magnitude(x))
-    return keeping_nan(x, select(x < 0.0, 0.0 - whole, whole))
+    return _odd(x, floor(_magnitude(x)))
 
 
 def power(x: Value, y: Value) -> Value:
@@ -131,11 +135,6 @@ def _wave(x: Value, quarter: int) -> Value:
     turn = n + quarter
     made = select((turn & 1).equals(0), sine, cosine)
     return keeping_nan(x, select((turn & 2).equals(0), made, 0.0 - made))
-
-
-def _odd(x: Value, of_magnitude: Value) -> Value:
-    """A function f(-x) = -f(x), from what it is of |x|."""
-    return keeping_nan(x, select(x < 0.0, 0.0 - of_magnitude, of_magnitude))
 
 
 def sinh(x: Value) -> Value:

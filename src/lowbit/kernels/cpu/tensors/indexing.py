@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lowbit.isa.generic import maximum, minimum, select
+from lowbit.isa.generic import minimum, select
 from lowbit.isa.types import F32Pointer, Int, S32Pointer, S64Pointer, U8Pointer, f32, s32, s64
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
@@ -21,7 +21,7 @@ from lowbit.kernels.cpu.shared.formats import (
     store_vector,
     storing,
 )
-from lowbit.kernels.cpu.shared.post_op import keeping_nan
+from lowbit.kernels.cpu.tensors.elementwise import OPERATIONS
 from lowbit.kernels.cpu.tensors.loops import TOGETHER, by_vectors, convert_row
 
 # Rows of a table by their numbers: embeddings, Gather along any axis, and GatherElements.
@@ -110,13 +110,10 @@ def _converting(
 BLOCK = 4096  # elements of a row that an item writes, at most
 
 ELEMENTS = {"f32": f32, "s32": s32, "s64": s64}
-"""Formats of which there are reductions."""
+"""Formats of which there are reductions, and running sums."""
 
 REDUCTIONS: dict[str, Callable[[Value, Value], Value]] = {
-    "add": lambda old, new: old + new,
-    "mul": lambda old, new: old * new,
-    "max": lambda old, new: keeping_nan(old, maximum(old, new)),
-    "min": lambda old, new: keeping_nan(old, minimum(old, new)),
+    name: OPERATIONS[name][1] for name in ("add", "mul", "max", "min")
 }
 
 

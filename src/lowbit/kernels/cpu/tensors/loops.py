@@ -20,13 +20,14 @@ import numpy.typing as npt
 from lowbit.isa.generic import minimum, shuffle
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, s32, u8
 from lowbit.isa.value import Value
-from lowbit.jit.builder import RUNS, Builder
+from lowbit.jit.builder import Builder, item_size
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.formats import (
     load_vector,
     parameters_of,
     store_vector,
     storing,
+    transposed,
 )
 
 DIMENSIONS, INNER = 6, 3
@@ -143,8 +144,7 @@ def _ordered(
 
 def _blocks(dimensions: list[_Dimension], columns: tuple[str, ...]) -> list[int]:
     narrow = STRIDED in columns or TRANSPOSED in columns
-    # As many as a region has runs, if that lets them be of a good size.
-    left = min(max(math.prod(one.size for one in dimensions) // RUNS, _LEAST), _MOST)
+    left = item_size(math.prod(one.size for one in dimensions), _LEAST, _MOST)
     limit, blocks = GATHERED if narrow else _MOST, list[int]()
     for one in reversed(dimensions[-INNER:]):
         blocks.insert(0, max(1, min(one.size, left, limit)))
@@ -250,18 +250,6 @@ def convert_row(
 
 
 # Moving tiles of a matrix across its diagonal, in registers of 16 bytes.
-
-
-def transposed(rows: list[Value]) -> list[Value]:
-    """Square: so many vectors of so many lanes. Each pass interleaves row i with row i + side/2,
-    which rotates the bits of an element's place, (row, lane), by one."""
-    side = len(rows)
-    low = tuple(lane // 2 + side * (lane % 2) for lane in range(side))
-    high = tuple(lane + side // 2 for lane in low)
-    for _ in range(side.bit_length() - 1):
-        pairs = list(zip(rows[: side // 2], rows[side // 2 :], strict=True))
-        rows = [shuffle(a, b, lanes) for a, b in pairs for lanes in (low, high)]
-    return rows
 
 
 def move_tiles(k: Builder, block: Block) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lowbit.isa.generic import extract, maximum, minimum, shuffle
+from lowbit.isa.generic import maximum, minimum
 from lowbit.isa.types import (
     F32Pointer,
     Int,
@@ -21,6 +21,7 @@ from lowbit.isa.types import (
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
     LIMITS,
@@ -33,6 +34,7 @@ from lowbit.kernels.cpu.shared.formats import (
 )
 from lowbit.kernels.cpu.shared.functions import rounded
 from lowbit.kernels.cpu.shared.post_op import keeping_nan
+from lowbit.kernels.cpu.tensors.indexing import ELEMENTS
 from lowbit.kernels.cpu.tensors.loops import TOGETHER, by_vectors
 
 # What sums, means and maxima have in common, wherever the numbers come from.
@@ -103,7 +105,7 @@ class Reducer:
     def take(self, values: Sequence[Register], source: Value, left: Value | None = None) -> None:
         """Combine vectors with what lies from `source` on, of which the first `left` exist."""
         for register in values:
-            lanes = register.value.type.lanes  # type: ignore[union-attr]
+            lanes = register.value.lanes
             read = self.loaded(load_vector(source, lanes, left))
             register.value = self.combine(register.value, read)
             source = source + lanes
@@ -160,12 +162,8 @@ def reduce_rows(
                 for at in k.range(0, whole, width):
                     reducer.take(parts, start + at)
                 first, second = parts
-                vector, half = reducer.combine(first.value, second.value), _LANES // 2
-                while half:
-                    lanes = tuple(lane ^ half for lane in range(_LANES))
-                    vector = reducer.combine(vector, shuffle(vector, vector, lanes))
-                    half //= 2
-                total = k.register(extract(vector, 0))
+                both = reducer.combine(first.value, second.value)
+                total = k.register(across(both, reducer.combine))
                 for at in k.range(whole, count):
                     total.value = reducer.combine(total.value, reducer.loaded((start + at).load()))
                 numbers = count.to(s32)
@@ -296,8 +294,6 @@ def pool(
 
 
 # Running sums of each row.
-
-ELEMENTS = {"f32": f32, "s32": s32, "s64": s64}
 
 
 @kernel

@@ -17,17 +17,22 @@ import numpy.typing as npt
 from lowbit.isa.generic import fma, maximum, minimum, sqrt, store_head
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, f32
 from lowbit.isa.value import Value
-from lowbit.jit.builder import RUNS, Builder
+from lowbit.jit.builder import Builder, item_size
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
+    TENSORS,
+    Affine,
     RowStore,
+    check_formats,
     dequantizing,
     load_vector,
     parameters_of,
+    to_store,
 )
 from lowbit.kernels.cpu.shared.functions import decay, log
+from lowbit.kernels.cpu.shared.layout import blocks
 
 LANES = 16
 _PARTS = 3  # partial sums: fewer would wait for themselves, more not fit 16 registers
@@ -45,18 +50,11 @@ class RowsPlan(NamedTuple):
 
 
 def plan_rows(rows: int, width: int, **strides: int) -> RowsPlan:
-    """As many items as a region has runs, or larger or smaller ones; and a row of float32 for each
-    thread."""
-    size = min(max(rows * width // RUNS, _LEAST), _MOST)
-    item_rows = max(1, size // max(width, 1))
-    scratch = padded(width, LANES)
+    """How rows are cut into items; and a row of float32 for each thread."""
+    item_rows = max(1, item_size(rows * width, _LEAST, _MOST) // max(width, 1))
+    scratch = blocks(width, LANES) * LANES
     words = {"rows": rows, "width": width, "item_rows": item_rows, "scratch_stride": scratch}
     return RowsPlan({**words, **strides}, scratch * f32.bytes)
-
-
-def padded(count: int, size: int) -> int:
-    """`count`, rounded up to a multiple."""
-    return -(-count // size) * size
 
 
 def each_row(k: Builder, rows: Value, item_rows: Value) -> Iterator[Value]:
@@ -140,23 +138,11 @@ def fold_rows(
 # the formula and PyTorch have it (attention gives zeros there), and so does one that holds NaN or
 # plus infinity.
 
-_TENSORS = ("f32", "bf16", "u8", "s8")
-
-
-Affine = tuple[float, int]  # a scale and a zero point
-
-
-def _check_formats(*names: str) -> None:
-    for name in names:
-        if name not in _TENSORS:
-            raise ValueError(f"{name!r} is no format; known: {', '.join(_TENSORS)}")
-
 
 def _parameters(number: float, x: Affine | None, out: Affine | None) -> npt.NDArray[np.float32]:
     """A number, scale and zero point of x, and 1 / scale and zero point of the output, as far as
     these are of 8 bits."""
-    last = () if out is None else (np.float32(1) / np.float32(out[0]), out[1])
-    return np.array([number, *(x or ()), *last], np.float32)
+    return np.array([number, *(x or ()), *to_store(out)], np.float32)
 
 
 class SoftmaxForm(NamedTuple):
@@ -177,7 +163,7 @@ def plan_softmax(
     strides: from row to row of x, mask and out, in elements; None: x and out are dense, and all
     rows share one row of a mask. ValueError: a format is unknown.
     """
-    _check_formats(form.x, form.out)
+    check_formats((form.x, form.out), TENSORS)
     x, mask, out = (width, 0, width) if strides is None else strides
     return plan_rows(rows, width, x_stride=x, mask_stride=mask, out_stride=out)
 
@@ -304,7 +290,7 @@ def plan_normalize(
     strides: from row to row of x and of out, in elements; None: both dense. ValueError: a format is
     unknown.
     """
-    _check_formats(form.x, form.out)
+    check_formats((form.x, form.out), TENSORS)
     x, out = strides or (width, width)
     words, scratch_bytes = plan_rows(rows, width, x_stride=x, out_stride=out)
     return RowsPlan(words, _TOGETHER * scratch_bytes)

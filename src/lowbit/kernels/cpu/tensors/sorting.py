@@ -12,13 +12,13 @@ from lowbit.isa.types import (
     f32,
     s32,
     s64,
-    with_element,
 )
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import FORMATS, WIDE
+from lowbit.kernels.cpu.shared.functions import ordered_bits
 
 # The place of the greatest number in each row.
 
@@ -39,8 +39,7 @@ def ordered(value: Value) -> Value:
     if not element_of(value.type).is_float and element_of(value.type).kind != "bf":
         return value.to(s32)
     number = value.to(f32)
-    bits = (number + 0.0).bits(with_element(number.type, s32))
-    key = select(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    key = ordered_bits(number)
     return select(number.equals(number), key, key.machine.constant(_NAN_KEY, key.type))
 
 
