@@ -255,6 +255,22 @@ def test_the_process_is_left_as_it_was() -> None:
     assert "interpreter_semantic" not in globals()
 
 
+@triton.jit
+def read_either(x_ptr, y_ptr, z_ptr, N0, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    pointers = tl.where(i % 2 == 0, x_ptr + i, y_ptr + i)
+    tl.store(z_ptr + i, tl.load(pointers, mask=i < N0), mask=i < N0)
+
+
+def test_lanes_of_one_load_may_be_of_two_tensors() -> None:
+    def either(
+        x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N0"]
+    ) -> Float32[np.ndarray, "N0"]:
+        return np.where(np.arange(len(x)) % 2 == 0, x, y)
+
+    assert check(read_either, either, grid=blocks, device="cpu").ok
+
+
 STEP = tl.constexpr(10)
 
 
