@@ -20,8 +20,9 @@ transformers = pytest.importorskip("transformers")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+# One layer, which others would repeat; two where they differ or share their weights.
 _SIZES = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48,
     "vocab_size": 99, "max_position_embeddings": 64,
 }  # fmt: skip
 _DECODER = {**_SIZES, "num_key_value_heads": 1, "use_cache": False, "pad_token_id": 0}
@@ -31,27 +32,30 @@ _SEQ2SEQ = {
     "use_cache": False,
 }  # fmt: skip
 _IMAGE = {k: v for k, v in _SIZES.items() if k != "max_position_embeddings" and k != "vocab_size"}
-_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 99, "use_cache": False}
+_GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 99, "use_cache": False}
 FAMILIES: dict[str, Mapping[str, Any]] = {
-    "Albert": {**_SIZES, "embedding_size": 16},
+    "Albert": {**_SIZES, "num_hidden_layers": 2, "embedding_size": 16},
     "Bart": _SEQ2SEQ,
     "Bert": _SIZES,
-    "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 2, "vocab_size": 99, "use_cache": False},
+    "Bloom": {"hidden_size": 32, "n_layer": 1, "n_head": 2, "vocab_size": 99, "use_cache": False},
     "CLIP": {
         "text_config": {**_SIZES, "eos_token_id": 98},
         "vision_config": {**_IMAGE, "image_size": 16, "patch_size": 8},
     },
-    "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "vocab_size": 99},
+    "DistilBert": {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 48, "vocab_size": 99},
     "Electra": {**_SIZES, "embedding_size": 16},
     "Falcon": {**_SIZES, "use_cache": False},
-    "Gemma2": {**_DECODER, "head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 16},
+    "Gemma2": {
+        **_DECODER, "num_hidden_layers": 2, "head_dim": 16, "sliding_window": 4,
+        "query_pre_attn_scalar": 16,
+    },
     "GPT2": _GPT2,
     "GPTNeoX": {**_SIZES, "use_cache": False},
     "Llama": _DECODER,
     "Mistral": {**_DECODER, "sliding_window": 4},
     "MPNet": _SIZES,
     "OPT": {
-        "hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 2, "ffn_dim": 48,
+        "hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 1, "ffn_dim": 48,
         "num_attention_heads": 2, "vocab_size": 99, "use_cache": False,
     },
     "Phi3": _DECODER,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,3 +252,24 @@ def test_missing_argument_is_named() -> None:
 
     with pytest.raises(ValueError, match="no argument for z_ptr, rows"):
         compile_ahead(row_sum_kernel, {"x_ptr": "*fp32"}, 90)
+
+
+def test_machine_code_is_printed_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once. The tool that prints it takes longer than the assembler."""
+    from lowbit.kernels.triton import ahead
+    from lowbit.kernels.triton.fast.norm import column_sum_kernel
+
+    run, tools = subprocess.run, list[str]()
+
+    def called(command: list[Any], **options: Any) -> Any:
+        tools.append(Path(command[0]).name)
+        return run(command, **options)
+
+    monkeypatch.setattr(ahead, "subprocess", SimpleNamespace(run=called))
+    arguments = rows_arguments(column_sum_kernel, "fp32", 4096, 128, 16)
+    made = compile_ahead(column_sum_kernel, {**arguments, "z_ptr": "*fp32"}, 90)
+    assert made.registers > 0
+    assert tools == ["cuobjdump"]
+    assert made.count("EXIT") > 0
+    assert made.count("LDG") > 0
+    assert tools == ["cuobjdump", "nvdisasm"]

@@ -255,6 +255,46 @@ def test_the_process_is_left_as_it_was() -> None:
     assert "interpreter_semantic" not in globals()
 
 
+@triton.jit
+def read_either(x_ptr, y_ptr, z_ptr, N0, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    pointers = tl.where(i % 2 == 0, x_ptr + i, y_ptr + i)
+    tl.store(z_ptr + i, tl.load(pointers, mask=i < N0), mask=i < N0)
+
+
+def test_lanes_of_one_load_may_be_of_two_tensors() -> None:
+    def either(
+        x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N0"]
+    ) -> Float32[np.ndarray, "N0"]:
+        return np.where(np.arange(len(x)) % 2 == 0, x, y)
+
+    assert check(read_either, either, grid=blocks, device="cpu").ok
+
+
+STEP = tl.constexpr(10)
+
+
+@triton.jit
+def add_step(x_ptr, z_ptr, N0, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    tl.store(z_ptr + i, tl.load(x_ptr + i, mask=i < N0) + STEP, mask=i < N0)
+
+
+def test_a_text_is_read_once_and_sees_globals_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, rewrite = list[str](), interpreter.FunctionRewriter.rewrite_ast
+
+    def counted(self: Any) -> Any:
+        read.append(self.fn.__name__)
+        return rewrite(self)
+
+    monkeypatch.setattr(interpreter.FunctionRewriter, "rewrite_ast", counted)
+    assert check(add_step, exercises.add_constant_blocks, grid=blocks, device="cpu").ok
+    assert read == ["add_step"]
+    monkeypatch.setitem(globals(), "STEP", tl.constexpr(11))
+    assert not check(add_step, exercises.add_constant_blocks, grid=blocks, device="cpu").ok
+    assert read == ["add_step"]
+
+
 @pytest.mark.parametrize("version", ["2.1", "3.5.1", "3.10.0", "4.0", "main"])
 def test_a_foreign_version_gives_one_line(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "__version__", version)

@@ -277,7 +277,7 @@ class Memory:
         tensor, offsets = lanes.tensor, lanes.offsets
         lanes.elements, outside = tensor.locate(offsets, lanes.active, dtype.itemsize)
         lanes.outside = outside
-        if outside.any():
+        if np.count_nonzero(outside):
             distance = int(offsets[outside].reshape(-1)[0]) // tensor.itemsize
             gap = 0 <= distance * tensor.itemsize < tensor.extent
             mask = "its mask lets it" if lanes.masked else "it has no mask"
@@ -286,7 +286,7 @@ class Memory:
                 f"({int(outside.sum())} of {outside.size} lanes; {mask})"
             )
             self._outside(kind, lanes, (distance,), f"{tensor.count} elements", where)
-        if kind != "load" and tensor.role == "input" and lanes.good.any():
+        if kind != "load" and tensor.role == "input" and np.count_nonzero(lanes.good):
             self._find("input-written", tensor, lanes.elements[lanes.good][0], "is an input")
 
     def _note_reads(
@@ -298,7 +298,7 @@ class Memory:
             self._unwritten(tensor, elements)
         writer = tensor.writer[elements]
         foreign = self._unordered(writer)
-        if foreign.any():
+        if np.count_nonzero(foreign):
             first = int(np.argmax(foreign))
             what = f"is read, and written by program {self._named(writer[first])}"
             self._find("read-of-other", tensor, elements[first], what)
@@ -339,22 +339,20 @@ class Memory:
             self._find("unwritten-read", tensor, first, "is read before anything is written to it")
 
     def _note_writes(
-        self,
-        tensor: CheckedTensor,
-        elements: NDArray[np.int64],
-        offsets: NDArray[np.int64],
+        self, tensor: CheckedTensor, elements: NDArray[np.int64], offsets: NDArray[np.int64],
         values: Array,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not elements.size:
             return
-        _, one, group = np.unique(offsets, return_index=True, return_inverse=True)
-        differ = ~_same_bits(values[one][group.reshape(-1)], values)
-        if differ.any():
-            element = elements[int(np.argmax(differ))]
-            self._find("lane-conflict", tensor, element, "gets different values from its lanes")
+        if np.count_nonzero(offsets[1:] <= offsets[:-1]):  # else each lane has a place of its own
+            _, one, group = np.unique(offsets, return_index=True, return_inverse=True)
+            differ = ~_same_bits(values[one][group.reshape(-1)], values)
+            if differ.any():
+                what = "gets different values from its lanes"
+                self._find("lane-conflict", tensor, elements[int(np.argmax(differ))], what)
         writer, reader = tensor.writer[elements], tensor.reader[elements]
         foreign = self._unordered(writer)
-        if foreign.any():
+        if np.count_nonzero(foreign):
             same = _same_bits(tensor.read(offsets, values.dtype), values)
             wrong = foreign & ~same
             first = int(np.argmax(wrong if wrong.any() else foreign))
@@ -366,7 +364,7 @@ class Memory:
         # Who the several were is not known; after a barrier they may all lie before it.
         several = not self.begun[self.number].epoch and not self._order.knows(self.number)
         raced = self._unordered(reader) | ((reader == _SEVERAL) & several)
-        if raced.any():
+        if np.count_nonzero(raced):
             first = elements[int(np.argmax(raced))]
             self._find("read-of-other", tensor, first, "is written, and read by another program")
         what = "is written, and updated atomically by program {}, which nothing orders"
@@ -380,21 +378,12 @@ class Memory:
         # Scratch, which is not among the tensors, is not shown.
         if self.recorder is None or self.tensors.get(tensor.name) is not tensor:
             return
+        dtype = tensor.type.dtype if values.dtype == tensor.dtype else str(values.dtype)
         access = Access(
-            kind,
-            tensor.name,
-            self.program,
-            0,
-            self.here(),
-            lanes.masked,
-            lanes.elements.copy(),
-            lanes.active.copy(),
-            lanes.outside.copy(),
-            lanes.offsets // tensor.itemsize,
-            values.copy(),
-            tensor.type.dtype if values.dtype == tensor.dtype else str(values.dtype),
-            values.dtype.itemsize,
-        )
+            kind, tensor.name, self.program, 0, self.here(), lanes.masked, lanes.elements.copy(),
+            lanes.active.copy(), lanes.outside.copy(), lanes.offsets // tensor.itemsize,
+            values.copy(), dtype, values.dtype.itemsize,
+        )  # fmt: skip
         self.recorder.access(tensor, access, values)
 
     def computed(

@@ -87,8 +87,8 @@ class Order:
     def unordered(self, number: int, others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these may come before or after what `number` does now."""
         found = (others >= self._ordered) & (others != number)
-        for other in np.unique(others[found]):
-            if self._before(int(other), number):
+        for other in set(others[found].tolist()):
+            if self._before(other, number):
                 found[others == other] = False
         return found
 

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -95,9 +96,7 @@ def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]
 
     def rewritten(function: Any) -> Callable[..., Any]:
         if function not in texts:
-            rewriter = interpreter.FunctionRewriter(_copy(function, names))
-            rewriter.ast_transformer = Transformer(rewriter.ast_transformer)
-            texts[function] = rewriter.rewrite_ast()
+            texts[function] = _rewritten(function, names, interpreter)
         return texts[function]
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,13 +187,26 @@ def _extra_modules(tl: Any) -> list[types.ModuleType]:
 def _copy(function: Any, names: Mapping[str, Any]) -> Any:
     """The function with globals of its own: these, and what the rewriter fills them with."""
     seen = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    return types.FunctionType(
-        function.__code__,
-        {**seen, **refusals(seen, _EXTRA, RUNNER), **names},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    return _with_globals(function, {**seen, **refusals(seen, _EXTRA, RUNNER), **names})
+
+
+_REWRITTEN: WeakKeyDictionary[Any, types.FunctionType] = WeakKeyDictionary()
+
+
+def _rewritten(function: Any, names: Mapping[str, Any], interpreter: Any) -> Any:
+    """The function as Python can run it, with globals as they are now. Its text is read once."""
+    text = _copy(function, names)
+    if function not in _REWRITTEN:
+        rewriter = interpreter.FunctionRewriter(text)
+        rewriter.ast_transformer = Transformer(rewriter.ast_transformer)
+        _REWRITTEN[function] = _with_globals(rewriter.rewrite_ast(), {})
+    return _with_globals(_REWRITTEN[function], {**vars(interpreter), **text.__globals__})
+
+
+def _with_globals(text: Any, names: dict[str, Any]) -> types.FunctionType:
+    made = types.FunctionType(text.__code__, names, None, text.__defaults__, text.__closure__)
+    made.__kwdefaults__ = text.__kwdefaults__
+    return made
 
 
 class _Accesses:
@@ -250,7 +262,7 @@ class _Accesses:
         """The lanes of each tensor that active lanes point to; for none active, of the first."""
         addresses = np.asarray(ptr.data).astype(np.uint64)
         numbers = addresses // np.uint64(SPAN)
-        if not active.any() or (numbers == numbers.flat[0]).all():
+        if not (np.count_nonzero(active) and np.count_nonzero(numbers != numbers.flat[0])):
             touched = numbers.reshape(-1)[:1]
         else:
             touched = np.unique(numbers[active])
@@ -270,8 +282,8 @@ class _Accesses:
         shape = np.shape(ptr.data)
         masked, active = mask is not None, _active(mask, shape)
         if other is not None:
-            values = np.broadcast_to(other.data, shape).astype(dtype)
-        elif active.all():
+            values = _spread(other.data, shape).astype(dtype)
+        elif np.count_nonzero(active) == active.size:
             values = np.zeros(shape, dtype)
         else:
             name = "bfloat16" if element == self._interpreter.tl.bfloat16 else dtype.name
@@ -283,7 +295,7 @@ class _Accesses:
     def _store(self, ptr: Any, value: Any, mask: Any) -> None:
         dtype = self._interpreter._get_np_dtype(ptr.get_element_ty())
         shape = np.shape(ptr.data)
-        values = np.broadcast_to(value.data, shape).astype(dtype)
+        values = _spread(value.data, shape).astype(dtype)
         for lanes in self._parts(ptr, _active(mask, shape), "store", mask is not None):
             self._memory.store(lanes, values)
 
@@ -376,4 +388,9 @@ _COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
 def _active(mask: Any, shape: tuple[int, ...]) -> Any:
     if mask is None:
         return np.ones(shape, bool)
-    return np.broadcast_to(mask.data, shape).astype(bool)
+    return _spread(mask.data, shape).astype(bool)
+
+
+def _spread(data: Any, shape: tuple[int, ...]) -> Any:
+    """As many elements as this shape has. NumPy's function costs more than most blocks' sums."""
+    return data if np.shape(data) == shape else np.broadcast_to(data, shape)

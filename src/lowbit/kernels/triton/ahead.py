@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lowbit.registry.locks import cached_property
+
 # Pointers that PyTorch hands out, and sizes that are multiples of 16, are compiled for as such.
 _ALIGNED = 16
 _RESOURCE = re.compile(r"\b([A-Z]+)(?:\[\d+\])?:(\d+)")
@@ -19,18 +21,24 @@ _POINTER_OR_NUMBER = re.compile(r"(\*?[a-z]+\d+|tensordesc<.+>)(?::(\d+))?")
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a kernel: its PTX, its machine code as text, and what it takes.
+    """What became of a kernel: its PTX, its machine code (as text: `sass`), and what it takes.
 
     registers: of a thread; shared, local: bytes of a program, and of a thread's local memory (its
     stack, which holds what did not fit into registers). stages: the texts before PTX, by name.
     """
 
     ptx: str
-    sass: str
+    cubin: bytes
     registers: int
     shared: int
     local: int
     stages: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def sass(self) -> str:
+        """By nvdisasm, when asked for: it takes longer than ptxas. What it else finds out of the
+        flow of data adds nothing to this text."""
+        return _printed(self.cubin, "nvdisasm", "-ndf", "-novliw", "-pb", "-hex")
 
     def count(self, instruction: str) -> int:
         """How many machine instructions begin with this, for example "LDG.E.128"."""
@@ -92,21 +100,24 @@ def compile_ahead(
         with knobs.compilation.scope():
             knobs.compilation.always_compile = True
             made = compiled()
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        usage, code, sass = _printed(tool, file.name).partition("\tcode for ")
-    taken = {name: int(number) for name, number in _RESOURCE.findall(usage)}
+    asm = made.asm
+    usage = _RESOURCE.findall(_printed(asm["cubin"], "cuobjdump", "-res-usage"))
+    taken = {name: int(number) for name, number in usage}
     local = taken.get("STACK", 0) + taken.get("LOCAL", 0)
-    stages = {name: made.asm[name] for name in ("ttir", "ttgir", "llir") if name in made.asm}
-    return Compiled(made.asm["ptx"], code + sass, taken["REG"], made.metadata.shared, local, stages)
+    stages = {name: asm[name] for name in ("ttir", "ttgir", "llir") if name in asm}
+    return Compiled(asm["ptx"], asm["cubin"], taken["REG"], made.metadata.shared, local, stages)
 
 
-def _printed(tool: Path, file: str) -> str:
-    """Registers and memory, then the instructions."""
-    command = [tool, "-res-usage", "-sass", file]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _printed(cubin: bytes, tool: str, *flags: str) -> str:
+    """What one of Triton's tools prints of machine code."""
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [path, *flags, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{tool.name} failed: {done.stderr.strip()}")
+        raise RuntimeError(f"{tool} failed: {done.stderr.strip()}")
     return done.stdout
