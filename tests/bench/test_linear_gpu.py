@@ -252,7 +252,7 @@ def test_an_explanation_of_a_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -
     assert found.ceiling.gops == 2e3
     assert found.reached is None  # faster than the limits that the clock told
     assert found.programs == 6
-    with pytest.raises(ValueError, match="give cuda, or a GPU of a table: NVIDIA H100.*NVIDIA H200"):
+    with pytest.raises(ValueError, match=r"or a GPU of a table: NVIDIA H100.*NVIDIA H200"):
         layer.explain_linear("40x256:256x384", "int8", "A100")
 
 

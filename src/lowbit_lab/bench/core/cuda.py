@@ -23,8 +23,7 @@ from lowbit_lab.bench.core.peak import Ceiling
 if TYPE_CHECKING:
     from lowbit_lab.bench.core.suite import Plan
 
-# Python needs some 100 µs to start a kernel, more where the host is slow or many kernels are
-# started; meanwhile the GPU is kept busy with nothing.
+# Python needs 100 µs and more to start a call; meanwhile the GPU is kept busy with nothing.
 _HIDING_CYCLES, _CLOCK = 400_000, 2e9
 _WARM_UPS = 3
 Events = tuple[torch.cuda.Event, torch.cuda.Event]
@@ -84,12 +83,8 @@ class Cuda(Clock):
 
     def starts(self, calls: Mapping[str, Sequence[Call]]) -> dict[str, Start]:
         """Of each; every call is made a few times before."""
-        flush, starts = _flush(self._device), dict[str, Start]()
-        for name, (call,) in calls.items():
-            for _ in range(_WARM_UPS):
-                call()
-            starts[name] = partial(_timed, call, flush, _hiding(call)), 1
-        return starts
+        flush, named = _flush(self._device), calls.items()
+        return {name: (partial(_timed, call, flush, _hiding(call)), 1) for name, (call,) in named}
 
     def tidy(self) -> None:
         """After a case: give back memory, and what was compiled for its sizes."""
@@ -263,11 +258,12 @@ def _flush(device: torch.device) -> Callable[[], object]:
 
 
 def _hiding(call: Call) -> int:
-    """For how many cycles the GPU has to wait, so that a call has been started before they are
-    over: three times what its start takes here."""
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    call()
+    """Make a call a few times: three times as many cycles as its start takes on this host."""
+    begun = 0.0
+    for _ in range(_WARM_UPS):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        call()
     return max(_HIDING_CYCLES, int(3 * _CLOCK * (time.perf_counter() - begun)))
 
 

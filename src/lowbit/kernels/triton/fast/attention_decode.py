@@ -77,8 +77,8 @@ class DecodeConfig(
         return max(1, min(wanted, triton.cdiv(keys, self.least), _MOST_SPLITS))
 
 
-# By head size, bytes of an element of the cache, and whether it is in pages. Measured on an H200 and
-# an H100.
+# By head size, bytes of an element of the cache, and whether it is in pages. Measured on H200 and
+# H100.
 TABLE: Table[DecodeConfig] = {
     90: {
         (64, 2, False): DecodeConfig(128, 4, 3, least=128, programs=1),
@@ -237,14 +237,15 @@ def join(
 def attended(
     q, k_cache, v_cache, table, span, place, query, column, size, scale,
     QUERIES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PAGE: tl.constexpr,
-    SCALED: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr, KEYS: tl.constexpr,
+    WHOLE: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
     """Sums over a span of the keys (length, begin, end): the largest score, to the base 2, and the
     sums of weights and of weighted values relative to it. place: head, batch."""
     log2_e = tl.constexpr(1.4426950408889634)
     KIND: tl.constexpr = tl.bfloat16 if SCALED else q.dtype  # of the second product
     length, begin, end = span
-    head, batch = place
+    head, batch = place[0], own_row(table, place[1], WHOLE)
     # Finite, so that a row that has not seen a key yet has no -inf less -inf, which is NaN.
     largest = tl.full((q.shape[0],), -3.0e38, tl.float32)
     weights = tl.zeros((q.shape[0],), tl.float32)
@@ -289,8 +290,7 @@ def decode_kernel(
     Program (split, head and block of its rows, batch). heads: of keys, each for `group` of q.
     LEAST: the fewest blocks of keys of a part. SPLITS: `splits` rounded up to a power of two. LIVE:
     the rows of a tile that parts have. ALIKE: k and v have the same strides. scale includes
-    log2(e); with CAP it is that of the exponent of tanh. Words at met_ptr, one for each tile, are 0
-    before and after.
+    log2(e); with CAP it is that of tanh's exponent. Words at met_ptr are 0 before and after.
     """
     split, batch, head = tl.program_id(0), tl.program_id(2), tl.program_id(1) % heads
     column = tl.arange(0, SIZE)
@@ -309,11 +309,9 @@ def decode_kernel(
         v_strides, v_scale_strides = k_strides, k_scale_strides
     k_cache = (k_ptr, k_strides, k_scale_ptr, k_scale_strides)
     v_cache = (v_ptr, v_strides, v_scale_ptr, v_scale_strides)
-    table = (table_ptr, table_stride)
-    owner = own_row(table, batch, WHOLE)
     largest, weights, weighted = attended(
-        q, k_cache, v_cache, table, (length, begin, end), (head, owner), query, column, size,
-        scale, QUERIES, WINDOW, CAP, PAGE, SCALED, FP8, ASM, KEYS,
+        q, k_cache, v_cache, (table_ptr, table_stride), (length, begin, end), (head, batch),
+        query, column, size, scale, QUERIES, WINDOW, CAP, PAGE, WHOLE, SCALED, FP8, ASM, KEYS,
     )  # fmt: skip
     blind = weights == 0
     z = weighted / tl.where(blind, 1.0, weights)[:, None]
@@ -328,8 +326,9 @@ def decode_kernel(
         place = (first + split) * LIVE + lane
         lse = tl.where(blind, -float("inf"), largest + tl.log2(weights))
         tl.store(lse_ptr + place, lse, mask=lane < LIVE)
-        part = parts_ptr + place[:, None] * SIZE + column[None, :]
-        tl.store(part, z, mask=(lane < LIVE)[:, None])
+        tl.store(
+            parts_ptr + place[:, None] * SIZE + column[None, :], z, mask=(lane < LIVE)[:, None]
+        )
         tl.debug_barrier()
         if tl.atomic_add(met_ptr + tile, 1, sem="acq_rel") == used - 1:
             tl.debug_barrier()
