@@ -22,7 +22,7 @@ import z3  # noqa: E402
 
 from lowbit.spec.exercises import add_constant_blocks  # noqa: E402
 from lowbit_lab import check, watch  # noqa: E402
-from lowbit_lab.backends.backend import Request  # noqa: E402
+from lowbit_lab.backends.backend import Request, Variant  # noqa: E402
 from lowbit_lab.backends.language import bound  # noqa: E402
 from lowbit_lab.backends.source import load, request_named  # noqa: E402
 from lowbit_lab.checks import cases  # noqa: E402
@@ -289,10 +289,11 @@ _LAYOUTS = (
 
 
 def _bounds(kernel: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    named = ("spec", "grid", "output", "initial")
+    named = ("spec", "output", "initial")
     stated = {name: one for name, one in wanted.items() if name in named}
-    given = {name: one for name, one in wanted.items() if name not in named}
-    return bounds_of_sizes(bound(Request(kernel, **stated, given=given)))
+    given = {name: one for name, one in wanted.items() if name not in (*named, "grid")}
+    variant = Variant(kernel, grid=wanted.get("grid"), constants=given)
+    return bounds_of_sizes(bound(Request(variant, **stated)))
 
 
 @pytest.mark.parametrize("name", ["outer_mul_relu", "long_softmax", "flash_attention", "conv2d",
