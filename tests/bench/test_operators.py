@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -222,3 +223,17 @@ def test_every_registered_case_has_a_unique_text() -> None:
     for one in operators:
         texts = [str(case) for case in one.cases]
         assert len(set(texts)) == len(texts), texts[0]
+
+
+def test_a_wait_hides_the_start_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes here."""
+    monkeypatch.setattr(cuda.torch.cuda, "synchronize", lambda: None)
+    made = list[float]()
+
+    def slow() -> None:
+        made.append(time.perf_counter())
+        time.sleep(0.01)
+
+    assert cuda._hiding(lambda: None) == cuda._HIDING_CYCLES
+    assert cuda._hiding(slow) >= 3 * 0.01 * cuda._CLOCK
+    assert len(made) == cuda._WARM_UPS

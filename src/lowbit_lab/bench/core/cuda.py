@@ -258,7 +258,7 @@ def _flush(device: torch.device) -> Callable[[], object]:
 
 
 def _hiding(call: Call) -> int:
-    """Make a call a few times: three times as many cycles as its start takes on this host."""
+    """Make a call a few times. How many cycles of a wait surely hide its start on this host."""
     begun = 0.0
     for _ in range(_WARM_UPS):
         torch.cuda.synchronize()
