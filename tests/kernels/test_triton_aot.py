@@ -196,14 +196,17 @@ def test_conv2d(last: bool, splits: int, type_: str, sm: int) -> None:
     kernel = conv2d.conv2d_kernel
     made: dict[str, Any] = dict.fromkeys(kernel.arg_names, "i32")
     made |= {name: f"*{type_}" for name in kernel.arg_names if name.endswith("_ptr")}
-    made |= dict.fromkeys(("x_sizes", "z_sizes"), ("i32",) * 3)
+    tile = (config.pixels // 64, 8, 8, 1, config.depth)
+    for name, block in (("x", tile), ("w", (config.channels, 1, config.depth))):
+        kind = f"tensordesc<{type_}[{', '.join(map(str, block))}]>"
+        made[name] = kind if sm == 90 else (f"*{type_}", *["i32"] * (len(block) - 1))
+        made[f"{name}_sizes"] = ("i32",) * len(block)
+    made |= {"z_sizes": ("i32",) * 4, "pitch": "i32:1", "TILE": tile, "CHANNELS": config.channels}
     # What Triton makes of a stride of 1: a constant.
-    strides = ("i32", 1, "i32", "i32") if last else ("i32", "i32", "i32", 1)
-    made |= dict.fromkeys(("x_strides", "w_strides", "z_strides"), strides)
-    made |= {"KW": "i32:1", "taps": "i32:1", "STRIDE": (1, 1), "PAD": (1, 1), "DILATION": (1, 1)}
-    made |= {"FLAT": False, "BIASED": True, "PRECISION": "ieee", "SPLITS": splits}
+    made["z_strides"] = ("i32", 1, "i32", "i32") if last else ("i32", "i32", "i32", 1)
+    made |= {"KW": 3, "TAPS": 9, "STRIDE": (2, 2), "PAD": (1, 1), "DILATION": (1, 1)}
+    made |= {"BIASED": True, "PRECISION": "ieee", "SPLITS": splits}
     made |= {"parts_ptr": "*fp32", "met_ptr": "*i32"}
-    made |= {"PIXELS": config.pixels, "CHANNELS": config.channels, "DEPTH": config.depth}
     compiled = compile_ahead(kernel, made, sm, **config.options)
     assert compiled.local == 0
     if type_ != "fp32":

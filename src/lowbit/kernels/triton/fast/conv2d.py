@@ -1,8 +1,9 @@
 """Two-dimensional convolution as a matrix product whose left operand is never written (implicit
 GEMM): a row for each output pixel, a column for each output channel.
 
-Every tensor is reached through its strides, so NCHW and NHWC (channels_last) are one text. With
-many channels x is copied to NHWC where it is not; the result is written in the caller's format.
+x is read in channels_last, in tiles of images, rows and columns that a tap shifts: where they hang
+over, the zeros that they are filled with are the padding. x is copied where its format is another,
+or its size no multiple of the stride. With few channels the taps of a row are channels of one.
 Where there are few blocks of the result, the terms are cut among several programs; the last of them
 adds the parts, in their order. With a kernel of one pixel NHWC is a plain matrix product.
 """
@@ -13,16 +14,26 @@ adds the parts, in their order. With a kernel of one pixel NHWC is a plain matri
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from math import gcd, prod
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lowbit.kernels.triton.fast.batched_matmul import (
     MatmulConfig,
     batched_matmul,
     matmul_choice,
+)
+from lowbit.kernels.triton.fast.descriptors import (
+    aligned,
+    aligned_like,
+    describable,
+    described,
+    tiles_of,
 )
 from lowbit.kernels.triton.fast.launch import (
     LEAST_DOT,
@@ -126,53 +137,54 @@ def add_parts(part, to, inside, parts_ptr, met_ptr, SPLITS: tl.constexpr):
 
 @triton.jit
 def conv2d_kernel(
-    x_ptr, w_ptr, bias_ptr, z_ptr, parts_ptr, met_ptr, pixels, x_sizes, z_sizes, KW, taps,
-    x_strides, w_strides, z_strides,
+    x, w, bias_ptr, z_ptr, parts_ptr, met_ptr, x_sizes, w_sizes, z_sizes, z_strides, pitch,
+    KW: tl.constexpr, TAPS: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr,
-    FLAT: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
-    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr,
+    BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, CHANNELS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (pixels, channels, part of the steps). A step takes DEPTH channels of one tap (u, v)
-    of the kernel; with few channels (FLAT) it takes DEPTH pairs of tap and channel, so that little
-    of the product is zeros. The mask is the padding."""
-    C, H, W = x_sizes
-    OUT, OH, OW = z_sizes
-    x_b, x_c, x_h, x_w = x_strides
-    w_o, w_c, w_h, w_w = w_strides
+    """Program (tile of images, rows and columns; channels; part of the steps). A step takes DEPTH
+    channels of one tap (u, v) of the kernel. Pixels outside of x are zeros that its tiles are
+    filled with: the padding."""
+    IMAGES: tl.constexpr = TILE[0]
+    ROWS: tl.constexpr = TILE[1]
+    COLUMNS: tl.constexpr = TILE[2]
+    DEPTH: tl.constexpr = TILE[4]
+    PIXELS: tl.constexpr = IMAGES * ROWS * COLUMNS
+    x = tiles_of(x, x_sizes, (IMAGES, ROWS, COLUMNS, 1, DEPTH))
+    w = tiles_of(w, w_sizes, (CHANNELS, 1, DEPTH))
+    B, OUT, OH, OW = z_sizes
     z_b, z_c, z_h, z_w = z_strides
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    b = (pixel // (OH * OW)).to(tl.int64)
-    i = pixel // OW % OH
-    j = pixel % OW
-    o = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    lane = tl.arange(0, DEPTH)
-    blocks = tl.cdiv(C, DEPTH)
+    down, across = tl.cdiv(OH, ROWS), tl.cdiv(OW, COLUMNS)
+    b = tl.program_id(0) // (down * across) * IMAGES
+    i = tl.program_id(0) // across % down * ROWS
+    j = tl.program_id(0) % across * COLUMNS
+    o = tl.program_id(1) * CHANNELS
     total = tl.zeros((PIXELS, CHANNELS), tl.float32)
-    steps = tl.cdiv(taps * C, DEPTH) if FLAT else taps * blocks
+    steps = TAPS * tl.cdiv(x_sizes[4], DEPTH)
     each = tl.cdiv(steps, SPLITS)
     first = tl.program_id(2) * each
     for step in range(first, tl.minimum(first + each, steps)):
-        if FLAT:
-            term = step * DEPTH + lane
-            tap, c = term // C, term % C
-        else:
-            tap, c = step // blocks + tl.zeros((DEPTH,), tl.int32), step % blocks * DEPTH + lane
-        u, v = tap // KW, tap % KW
-        known = (tap < taps) & (c < C)
-        row = (i * STRIDE[0] - PAD[0])[:, None] + (u * DILATION[0])[None, :]
-        column = (j * STRIDE[1] - PAD[1])[:, None] + (v * DILATION[1])[None, :]
-        inside = (row >= 0) & (row < H) & (column >= 0) & (column < W)
-        inside &= (pixel < pixels)[:, None] & known[None, :]
-        at = (b * x_b)[:, None] + row * x_h + column * x_w + (c * x_c)[None, :]
-        x = tl.load(x_ptr + at, mask=inside, other=0.0)
-        at = (o * w_o)[None, :] + (u * w_h + v * w_w + c * w_c)[:, None]
-        w = tl.load(w_ptr + at, mask=known[:, None] & (o < OUT)[None, :], other=0.0)
-        total = tl.dot(x, w, total, input_precision=PRECISION)
+        tap, c = step % TAPS, step // TAPS * DEPTH
+        # From the first row and column at or before the padding's that a stride reaches.
+        u = tap // KW * DILATION[0] + -PAD[0] % STRIDE[0]
+        v = tap % KW * DILATION[1] + -PAD[1] % STRIDE[1]
+        row = i + u // STRIDE[0] - (PAD[0] + STRIDE[0] - 1) // STRIDE[0]
+        column = j + v // STRIDE[1] - (PAD[1] + STRIDE[1] - 1) // STRIDE[1]
+        phase = u % STRIDE[0] * pitch + v % STRIDE[1]
+        pixels = x.load([b, row, column, phase, c]).reshape(PIXELS, DEPTH)
+        weights = w.load([o, tap, c]).reshape(CHANNELS, DEPTH).T
+        total = tl.dot(pixels, weights, total, input_precision=PRECISION)
+    pixel = tl.arange(0, PIXELS)
+    b += pixel // (ROWS * COLUMNS)
+    i += pixel // COLUMNS % ROWS
+    j += pixel % COLUMNS
+    o += tl.arange(0, CHANNELS)
     if BIASED:
         bias = tl.load(bias_ptr + o, mask=o < OUT, other=0.0).to(tl.float32)
         total += tl.where(tl.program_id(2) == 0, bias, 0.0)[None, :]
-    to = z_ptr + (b * z_b + i * z_h + j * z_w)[:, None] + (o * z_c)[None, :]
-    inside = (pixel < pixels)[:, None] & (o < OUT)[None, :]
+    to = z_ptr + (b.to(tl.int64) * z_b + i * z_h + j * z_w)[:, None] + (o * z_c)[None, :]
+    inside = ((b < B) & (i < OH) & (j < OW))[:, None] & (o < OUT)[None, :]
     if SPLITS == 1:
         tl.store(to, total.to(z_ptr.dtype.element_ty), mask=inside)
     else:
@@ -200,6 +212,45 @@ def _pointwise(x: Tensor, weight: Tensor, config: MatmulConfig) -> Tensor:
     return z.view(*rows.shape[:3], len(weight)).permute(0, 3, 1, 2)
 
 
+@cache
+def _tile(pixels: int, *sizes: int) -> tuple[int, ...]:
+    """Images, rows and columns of a block of so many pixels: as few blocks as can be."""
+    powers = [1 << n for n in range(pixels.bit_length())]
+    tiles = [(pixels // (h * w), h, w) for h in powers for w in powers if h * w <= pixels]
+    return min(tiles, key=lambda tile: (prod(map(triton.cdiv, sizes, tile)), tile))
+
+
+def _operands(
+    x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, width: int, depth: int
+) -> tuple[Tensor, Tensor, Pair, Pair]:
+    """x [B, H / stride, W / stride, phase, C] and weight [O, taps, C], with the stride and padding
+    that are left to do. A phase is how many pixels of x one is after those that a stride reaches.
+
+    Where that saves steps, the taps of a row are channels of one: pixels of x overlap.
+    """
+    x, weight = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
+    (C, KW), unit = (x.shape[3], weight.shape[2]), 16 // x.itemsize
+    more = -C % (unit // gcd(unit, stride[1]))
+    merged = dilation[1] == 1 and triton.cdiv(KW * (C + more), depth) < KW * triton.cdiv(C, depth)
+    if merged or x.shape[1] % stride[0] or x.shape[2] % stride[1]:
+        down, right = (-(x.shape[1 + n] + 2 * padding[n]) % stride[n] for n in (0, 1))
+        ends = (padding[1], padding[1] + right, padding[0], padding[0] + down)
+        x, padding = pad(x, (0, more * merged, *ends)), (0, 0)
+    if merged:
+        b, h, w, _ = x.stride()
+        shape = (*x.shape[:2], width, KW * x.shape[3])
+        x, stride = x.as_strided(shape, (b, h, stride[1] * w, 1)), (stride[0], 1)
+        weight = pad(weight, (0, more)).flatten(2)
+    else:
+        weight = weight.flatten(1, 2)
+        if not describable(x) or x.stride(1) % x.stride(2):
+            x = aligned_like(x).copy_(x)
+    (down, across), (b, h, w, _) = stride, x.stride()
+    shape = (len(x), x.shape[1] // down, x.shape[2] // across, (down - 1) * (h // w) + across)
+    x = x.as_strided((*shape, x.shape[3]), (b, down * h, across * w, w, 1))
+    return x, aligned(weight), stride, padding
+
+
 def conv2d(
     x: Tensor,
     weight: Tensor,
@@ -224,38 +275,37 @@ def conv2d(
             return _pointwise(x, weight, chosen)
         config = chosen
     config.require()
-    flat = x.shape[1] % config.depth != 0 and x.shape[1] < 2 * config.depth
-    if not flat:
-        # In NCHW neighbours are pixels, which the taps shift: a copy costs less than narrow loads.
-        x = x.contiguous(memory_format=torch.channels_last)
-    if is_channels_last(x):
-        weight = weight.contiguous(memory_format=torch.channels_last)
-    grid = (triton.cdiv(pixels, config.pixels), triton.cdiv(z.shape[1], config.channels))
-    steps = taps * triton.cdiv(x.shape[1], config.depth)
-    splits = config.parts(gpu, max(1, grid[0] * grid[1]), steps)
+    if not z.numel():
+        return z
+    pairs = tuple(stride), tuple(padding), tuple(dilation)
+    x, w, stride, padding = _operands(x, weight, *pairs, z.shape[3], config.depth)
+    depth = min(config.depth, max(LEAST_DOT, triton.next_power_of_2(x.shape[4])))
+    sizes = (len(z), *z.shape[2:])
+    tile = (*_tile(config.pixels, *sizes), 1, depth)
+    grid = (prod(map(triton.cdiv, sizes, tile)), triton.cdiv(z.shape[1], config.channels))
+    splits = config.parts(gpu, grid[0] * grid[1], w.shape[1] * triton.cdiv(x.shape[4], depth))
     held = (grid[0] * grid[1], splits if splits > 1 else 0, config.pixels, config.channels)
     arguments = {
-        "x_ptr": x,
-        "w_ptr": weight,
-        "bias_ptr": x if bias is None else bias.contiguous(),
+        "x": described(x, tile),
+        "w": described(w, (config.channels, 1, depth)),
+        "bias_ptr": z if bias is None else bias.contiguous(),
         "z_ptr": z,
         "parts_ptr": torch.empty(held, dtype=torch.float32, device=x.device),
-        "met_ptr": counters(x.device, held[0]) if splits > 1 else x,
-        "pixels": pixels,
-        "x_sizes": tuple(x.shape[1:]),
-        "z_sizes": tuple(z.shape[1:]),
-        "KW": weight.shape[3],
-        "taps": taps,
-        **{f"{name}_strides": one.stride() for name, one in (("x", x), ("w", weight), ("z", z))},
-        "STRIDE": tuple(stride),
-        "PAD": tuple(padding),
-        "DILATION": tuple(dilation),
-        "FLAT": flat,
+        "met_ptr": counters(x.device, held[0]) if splits > 1 else z,
+        "x_sizes": tuple(x.shape),
+        "w_sizes": tuple(w.shape),
+        "z_sizes": tuple(z.shape),
+        "z_strides": z.stride(),
+        "pitch": x.stride(1) // stride[0] // x.stride(3),
+        "KW": weight.shape[3] if w.shape[1] == taps else 1,
+        "TAPS": w.shape[1],
+        "STRIDE": stride,
+        "PAD": padding,
+        "DILATION": pairs[2],
         "BIASED": bias is not None,
         "PRECISION": "tf32" if tf32 else "ieee",
-        "PIXELS": config.pixels,
+        "TILE": tile,
         "CHANNELS": config.channels,
-        "DEPTH": config.depth,
         "SPLITS": splits,
     }
     launch(conv2d_kernel, (*grid, splits), arguments, **config.options)
