@@ -9,7 +9,7 @@ adds the parts, in their order. With a kernel of one pixel NHWC is a plain matri
 """
 
 # Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -277,8 +277,9 @@ def conv2d(
     config.require()
     if not z.numel():
         return z
-    pairs = tuple(stride), tuple(padding), tuple(dilation)
-    x, w, stride, padding = _operands(x, weight, *pairs, z.shape[3], config.depth)
+    stride, padding, dilation = ((a, b) for a, b in (stride, padding, dilation))
+    operands = _operands(x, weight, stride, padding, dilation, z.shape[3], config.depth)
+    x, w, stride, padding = operands
     depth = min(config.depth, max(LEAST_DOT, triton.next_power_of_2(x.shape[4])))
     sizes = (len(z), *z.shape[2:])
     tile = (*_tile(config.pixels, *sizes), 1, depth)
@@ -301,7 +302,7 @@ def conv2d(
         "TAPS": w.shape[1],
         "STRIDE": stride,
         "PAD": padding,
-        "DILATION": pairs[2],
+        "DILATION": dilation,
         "BIASED": bias is not None,
         "PRECISION": "tf32" if tf32 else "ieee",
         "TILE": tile,
