@@ -95,10 +95,11 @@ def test_a_kernel_of_one_pixel_is_a_product(shape: tuple[int, ...]) -> None:
 
 
 def test_how_many_programs_share_terms() -> None:
-    """So many that each multiprocessor has two, eight at most; none with fewer than four steps."""
+    """So many that each multiprocessor has one, eight at most; none with fewer than four steps."""
     config, gpu = ConvConfig(128, 128, 64, 8, 3), Gpu(90, 132)
     assert config.parts(gpu, 4, 72) == 8
-    assert config.parts(gpu, 100, 72) == 2
+    assert config.parts(gpu, 60, 72) == 2
+    assert config.parts(gpu, 100, 72) == 1
     assert config.parts(gpu, 40, 9) == 2
     assert config.parts(gpu, 1, 3) == 1
 

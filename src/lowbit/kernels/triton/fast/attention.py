@@ -1,11 +1,9 @@
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 """Attention without its scores in memory: forward (Dao et al., FlashAttention, 2022 and 2023).
 
 The softmax is taken in powers of two with the scale folded in, and rescaled as larger scores come.
 Only blocks on the diagonal, or at the end, are masked.
 """
-
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

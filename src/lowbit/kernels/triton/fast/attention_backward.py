@@ -1,11 +1,9 @@
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 """The derivative of attention: weights are computed again, from the scores and their saved sums.
 
 One kernel goes along the queries and gives dk and dv, another along the keys and gives dq; nothing
 is added up in an order that depends on the run.
 """
-
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

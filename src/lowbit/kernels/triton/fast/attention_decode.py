@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false
 """Attention of a step of generation: one to eight queries a sequence, with the keys of a cache.
 
 The queries of all heads that share a key head are rows of one tile, so that keys are read once and
@@ -6,10 +8,6 @@ Flash-Decoding, 2023); the last of them to finish joins the parts. How many keys
 read from memory: the grid follows from the capacity of the cache, as a CUDA graph needs, and
 programs beyond the keys return at once.
 """
-
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportIndexIssue=false
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""z_b = x_b y_b, by programs that stay: one for each multiprocessor, taking blocks of z in turn."""
-
-# Triton turns numbers into its own types, which its annotations do not say.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+"""z_b = x_b y_b, by programs that stay: one for each multiprocessor, taking blocks of z in turn."""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
 """Two-dimensional convolution as a matrix product whose left operand is never written (implicit
 GEMM): a row for each output pixel, a column for each output channel.
 
@@ -7,9 +8,6 @@ or its size no multiple of the stride. With few channels the taps of a row are c
 Where there are few blocks of the result, the terms are cut among several programs; the last of them
 adds the parts, in their order. With a kernel of one pixel NHWC is a plain matrix product.
 """
-
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -72,15 +70,15 @@ class ConvConfig(
 
     def parts(self, gpu: Gpu, blocks: int, steps: int) -> int:
         """How many programs share the `steps` of each of so many blocks of the result."""
-        wanted = self.splits or min(2 * gpu.multiprocessors // blocks, _MOST_SPLITS)
+        wanted = self.splits or min(gpu.multiprocessors // blocks, _MOST_SPLITS)
         return max(1, min(wanted, steps // _LEAST_STEPS))
 
 
 TABLE: Table[ConvConfig] = {
     90: {
         "few": ConvConfig(64, 64, 64, 4, 4),
-        "narrow": ConvConfig(128, 64, 64, 4, 4),
-        "wide": ConvConfig(128, 128, 64, 8, 3),
+        "narrow": ConvConfig(128, 64, 64, 4, 3),
+        "wide": ConvConfig(128, 128, 64, 8, 4),
         "float32": ConvConfig(64, 64, 32, 8, 3),
     },
 }
@@ -105,12 +103,9 @@ def conv_choice(
     if pointwise and itemsize == 2:
         product = matmul_choice(gpu, itemsize)
         return Choice(product.kernel, product.config, "each pixel is a row of a plain product")
-    kind = "narrow" if channels <= _NARROW else "wide"
     blocks = triton.cdiv(channels, 128) * triton.cdiv(pixels or 1 << 30, 128)
-    if 2 * blocks < gpu.multiprocessors:
-        kind = "few"
-    if itemsize == 4:
-        kind = "float32"
+    kind = "narrow" if channels <= _NARROW else "wide"
+    kind = "float32" if itemsize == 4 else "few" if 2 * blocks < gpu.multiprocessors else kind
     what = f"{channels} channels of {itemsize} bytes{', few pixels,' * (kind == 'few')}"
     return from_table("conv2d_kernel", TABLE, gpu, kind, what, _ANY[kind])
 

@@ -2,10 +2,6 @@
 values kept in a cache, gated units, sums with a norm. Each in one launch, since a step has few
 rows and would spend its time on starting kernels."""
 
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false
-
 from __future__ import annotations
 
 from typing import Any

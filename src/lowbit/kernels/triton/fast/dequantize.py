@@ -1,5 +1,3 @@
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 """A weight in tiles as floats in rows: for float32, and for GPUs without another kernel."""
 
 from __future__ import annotations

@@ -5,9 +5,6 @@ kernel makes one itself; without that engine Triton turns the latter into ordina
 Tiles past an edge are filled with zeros when they are loaded, and cut when they are stored.
 """
 
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence

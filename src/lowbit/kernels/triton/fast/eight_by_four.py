@@ -1,6 +1,6 @@
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
-# pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false
 """Products of 8-bit rows of x by a weight of 4 bits in tiles, on Hopper: `wgmma` of int8 or float8
 (e4m3), with the weight in registers.
 

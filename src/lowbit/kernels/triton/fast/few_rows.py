@@ -1,6 +1,5 @@
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
-# pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
 """Up to 32 rows of x by a weight in tiles: as fast as memory gives the weight.
 
 `mma.sync` and not `wgmma`: with few columns the latter takes as long as with 64, longer than the

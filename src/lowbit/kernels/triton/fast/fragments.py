@@ -1,6 +1,5 @@
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
-# pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 """What products with tiles share: from words to floats in registers, and the end.
 
 In Gluon, the language below Triton: it lets a kernel say which thread holds what, and tiles lie in

@@ -1,9 +1,5 @@
 """The cache of keys and values: how kernels find a token in it, and writing into it."""
 
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportIndexIssue=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
-# pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
 """More than 32 rows of x by a weight in tiles, on Hopper: `wgmma` with the weight in registers.
 
 The weight is the left operand, for that is the one which may come from registers; x is the right

@@ -1,13 +1,11 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false
 """LayerNorm and RMSNorm over rows, forward and backward.
 
 One text serves both: RMSNorm is LayerNorm that takes the mean for 0 and has no bias. The gradients
 of weight and bias are sums over rows, by columns, in two fixed steps, with no atomic addition: the
 same input gives the same bits.
 """
-
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 

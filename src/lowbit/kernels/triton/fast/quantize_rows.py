@@ -1,5 +1,4 @@
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
 """Rows of activations as 8-bit numbers and their scales, in one reading where a row fits."""
 
 from __future__ import annotations

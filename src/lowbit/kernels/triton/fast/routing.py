@@ -1,8 +1,5 @@
+# pyright: reportGeneralTypeIssues=false
 """Rows of a mixture: sorted by their experts, and what the experts made of them, added up."""
-
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 """What kernels over rows have in common: how rows are cut, and how the parts of one meet.
 
 A program holds a block of whole rows in registers, or, where a row is too long for that, one part
 of it: then the programs of a row tell each other their sums through memory, and memory still sees
 each element read once and written once.
 """
-
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 

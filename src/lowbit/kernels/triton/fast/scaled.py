@@ -1,6 +1,5 @@
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
-# pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
 """Products of 8 bits by 8 bits on Hopper, int8 or float8 (e4m3): z = (x · wᵀ) · scales.
 
 In Gluon, since Triton 3.6 waits for each product of int8 before it starts the next (its PTX has

@@ -1,6 +1,4 @@
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
-# pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 """Products of float8 (e4m3) with scales of blocks of 128 by 128, on Hopper (DeepSeek-V3, arXiv
 2412.19437, section 3.3): the sums of each 128 k are scaled in float32.
 

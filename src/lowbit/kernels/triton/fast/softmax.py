@@ -1,8 +1,6 @@
-"""Softmax over rows, forward and backward, in one pass over memory."""
-
-# Triton turns numbers into its own types, which its annotations do not say.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 # pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+"""Softmax over rows, forward and backward, in one pass over memory."""
 
 from __future__ import annotations
 
