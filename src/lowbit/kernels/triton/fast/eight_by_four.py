@@ -182,8 +182,8 @@ def _store(total, tile, split, n0, m0, M, N, x_scale_ptr, z_ptr, bias_ptr, resid
     for i in gl.static_range(PARTS):
         m = m0 + i * WIDE + gl.arange(0, WIDE, gl.SliceLayout(0, MMA))
         of_x = gl.load(x_scale_ptr + m, mask=m < M, other=0.0) * UNIT
-        finish(total[i] * gl.expand_dims(of_x, 0), tile * PARTS + i, split, n0, m0 + i * WIDE, M, M,
-               N, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION,
+        finish(total[i] * gl.expand_dims(of_x, 0), tile * PARTS + i, split, n0, m0 + i * WIDE, M, N,
+               z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION,
                SPLITS)  # fmt: skip
 
 
@@ -322,9 +322,9 @@ def _launched(
     config.require(unit)
     q, scale, _ = quantize_rows(x, dtype, symmetric=True, blocks=False, tiled=True)
     z = x.new_empty(len(x), weight.N)
-    tiles = config.tiles(*z.shape)
+    tiles, parts = config.tiles(*z.shape), config.columns // config.wide
     arguments = {
-        **parts_of(z, weight.N, tiles * (config.columns // config.wide), config.splits),
+        **parts_of(z, tiles * parts, config.rows * config.wide, config.splits),
         "x_desc": described_in_shared(q, [config.columns, min(unit, 128)]),
         "x_scale_ptr": scale,
         "tiles_ptr": weight.tiles.view(torch.int8),

@@ -130,5 +130,5 @@ def few_rows_kernel(
             total += part * gl.expand_dims(scale, 1)
         stage = (stage + 1) % STAGES
     met = block * gl.num_programs(1) + tile
-    finish(total, met, split, tile * BLOCK_N, m0, last, M, N, z_ptr, bias_ptr, residual_ptr,
+    finish(total, met, split, tile * BLOCK_N, m0, last, N, z_ptr, bias_ptr, residual_ptr,
            part_ptr, met_ptr, None, BIAS, RESIDUAL, ACTIVATION, SPLITS, GATED)  # fmt: skip

@@ -246,37 +246,44 @@ def block_of_rows(block, M, N, ends_ptr, experts, BLOCK_M: gl.constexpr, EXPERTS
 
 
 @gluon.jit
-def finish(total, tile, split, n0, m0, last, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr,
+def finish(total, tile, split, n0, m0, last, N, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr,
            OUT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
-           SPLITS: gl.constexpr, GATED: gl.constexpr = False):  # fmt: skip
+           SPLITS: gl.constexpr, GATED: gl.constexpr = False,
+           TURNED: gl.constexpr = False):  # fmt: skip
     """Store activation(total + bias) + residual, rounded once, as z[m0 + m, n0 + n], of rows
-    before `last`, of M in all; total: [n, m].
+    before `last`; total: [n, m] or, TURNED, [m, n].
 
     Of several programs along K the last to arrive adds all parts, in their order. OUT: the layout
     in which threads side by side store side by side; None: that of the sums. GATED: z has half as
     many columns, see `_gated`.
     """
-    LAYOUT: gl.constexpr = total.type.layout
-    SHAPE: gl.constexpr = total.shape
-    M, N = gl.to_tensor(M), gl.to_tensor(N)
-    ends = True
+    N, ends = gl.to_tensor(N), True
     if SPLITS > 1:
-        at, inside = _places(n0, m0, last, N, SHAPE[0], SHAPE[1], LAYOUT)
-        size = M.to(gl.int64) * N
-        gl.store(part_ptr + split * size + at, total, mask=inside)
-        barrier()
+        # Parts lie as threads of a matrix instruction hold them, four of each side by side.
+        AREA: gl.constexpr = total.shape[0] * total.shape[1]
+        held = gl.reshape(total, [total.shape[0] // 16, 2, 8, total.shape[1] // 8, 4, 2])
+        held = gl.reshape(gl.permute(held, [0, 3, 2, 4, 1, 5]), [AREA // 4, 4])
+        HELD: gl.constexpr = held.type.layout
+        at = gl.expand_dims(gl.arange(0, AREA // 4, gl.SliceLayout(1, HELD)) * 4, 1)
+        at += gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(0, HELD)), 0)
+        parts = part_ptr + gl.to_tensor(tile).to(gl.int64) * (SPLITS * AREA)
+        gl.store(parts + split * AREA + at, held)
+        barrier()  # all threads have stored; behind another the atomic tells all its result
         ends = gl.atomic_add(met_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
-        barrier()
     if ends:
         z = total
         if SPLITS > 1:
-            z = gl.zeros(SHAPE, gl.float32, LAYOUT)
+            z = gl.zeros([AREA // 4, 4], gl.float32, HELD)
             for i in range(SPLITS):
-                part = part_ptr + gl.to_tensor(i).to(gl.int64) * size + at
-                z += gl.load(part, mask=inside, other=0.0, cache_modifier=".cg")
+                z += gl.load(parts + i * AREA + at, cache_modifier=".cg")
             gl.store(met_ptr + tile, 0)
+            z = gl.reshape(z, [total.shape[0] // 16, total.shape[1] // 8, 8, 4, 2, 2])
+            z = gl.reshape(gl.permute(z, [0, 4, 2, 1, 3, 5]), total.shape)
+            z = gl.convert_layout(z, total.type.layout, assert_trivial=True)
+        if TURNED:
+            z = gl.permute(z, (1, 0))
         if BIAS:
-            n = n0 + gl.arange(0, SHAPE[0], gl.SliceLayout(1, LAYOUT))
+            n = n0 + gl.arange(0, z.shape[0], gl.SliceLayout(1, z.type.layout))
             bias = gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
             z += gl.expand_dims(bias, 1)
         if GATED:
@@ -285,7 +292,10 @@ def finish(total, tile, split, n0, m0, last, M, N, z_ptr, bias_ptr, residual_ptr
         else:
             z = activated(z, ACTIVATION)
         TO: gl.constexpr = z.type.layout if OUT is None else OUT
-        to, known = _places(n0, m0, last, N, z.shape[0], z.shape[1], TO)
+        n = n0 + gl.arange(0, z.shape[0], gl.SliceLayout(1, TO))
+        m = m0 + gl.arange(0, z.shape[1], gl.SliceLayout(0, TO))
+        to = gl.expand_dims(m.to(gl.int64) * N, 0) + gl.expand_dims(n, 1)
+        known = gl.expand_dims(n < N, 1) & gl.expand_dims(m < last, 0)
         if RESIDUAL:
             z = gl.convert_layout(z, TO)
             z += gl.load(residual_ptr + to, mask=known, other=0.0).to(gl.float32)
@@ -317,12 +327,3 @@ def _gated(z, FUNCTION: gl.constexpr):
     columns: gl.constexpr = z.shape[1]
     a, b = gl.split(gl.permute(gl.reshape(z, [rows // 16, 2, 8, columns]), [0, 2, 3, 1]))
     return gl.reshape(activated(a, FUNCTION) * b, [rows // 2, columns])
-
-
-@gluon.jit
-def _places(n0, m0, last, N, ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Where z[m0 + m, n0 + n] lies, for all [n, m] of a block, and which of them exist."""
-    n = n0 + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    m = m0 + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    inside = gl.expand_dims(n < N, 1) & gl.expand_dims(m < last, 0)
-    return gl.expand_dims(m.to(gl.int64) * N, 0) + gl.expand_dims(n, 1), inside

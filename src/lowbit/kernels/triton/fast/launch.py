@@ -265,12 +265,12 @@ def cheapest(several: Sequence[T], gpu: Gpu, M: int, N: int, K: int, even: bool 
     return min((replace(one, splits=n) for one in several for n in cuts), key=time)
 
 
-def parts_of(z: Tensor, N: int, tiles: int, splits: int) -> dict[str, Any]:
-    """Memory for the sums [rows of z, N] of each of the programs along K, and counters of those
-    that have come to the end: arguments of `fragments.finish`."""
+def parts_of(z: Tensor, tiles: int, area: int, splits: int) -> dict[str, Any]:
+    """Memory for the sums, `area` of each tile, of each of the programs along K, and counters of
+    those that have come to the end: arguments of `fragments.finish`."""
     if splits == 1:
         return {"part_ptr": None, "met_ptr": None, "SPLITS": 1}
-    part = torch.empty(splits, len(z), N, dtype=torch.float32, device=z.device)
+    part = torch.empty(tiles, splits, area, dtype=torch.float32, device=z.device)
     return {"part_ptr": part, "met_ptr": counters(z.device, tiles), "SPLITS": splits}
 
 

@@ -164,5 +164,5 @@ def many_rows_kernel(
     done_with(bars, STAGES)
     TALL: gl.constexpr = 8 if GATED and BLOCK_N == 64 else 16
     OUT: gl.constexpr = gl.BlockedLayout([8, 1], [TALL, 32 // TALL], [1, gl.num_warps()], [0, 1])
-    finish(total, tile, split, tile_n * BLOCK_N, row, last, M, N, z_ptr, bias_ptr, residual_ptr,
+    finish(total, tile, split, tile_n * BLOCK_N, row, last, N, z_ptr, bias_ptr, residual_ptr,
            part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION, SPLITS, GATED)  # fmt: skip

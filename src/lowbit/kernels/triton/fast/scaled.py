@@ -160,7 +160,7 @@ def scaled_kernel(
         total = warpgroup_mma_wait(0, deps=(total,))
         scaled = _scaled(total, n, m, M, N, split, w_scale_ptr, x_scale_ptr, x_zero_ptr, w_sum_ptr,
                          ZERO)  # fmt: skip
-        finish(scaled, tile, split, tile_n * BLOCK_N, tile_m * BLOCK_M, M, M, N, z_ptr, bias_ptr,
+        finish(scaled, tile, split, tile_n * BLOCK_N, tile_m * BLOCK_M, M, N, z_ptr, bias_ptr,
                residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION,
                SPLITS)  # fmt: skip
     done_with(bars, STAGES)
@@ -261,7 +261,7 @@ def _launched(
     z = torch.empty(len(x), len(w), dtype=dtype, device=x.device)
     tiles = config.tiles(len(x), len(w))
     arguments = {
-        **parts_of(z, len(w), tiles, config.splits),
+        **parts_of(z, tiles, config.rows * config.columns, config.splits),
         "w_desc": described_in_shared(w, [config.rows, 128]),
         "x_desc": described_in_shared(x, [config.columns, 128]),
         "w_scale_ptr": w_scale,

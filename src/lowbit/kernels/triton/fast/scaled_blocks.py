@@ -111,8 +111,8 @@ def _multiply(
         total += sums * gl.expand_dims(of_x * of_w, 1)
         stage, phase = next_stage(stage, phase, STAGES)
     OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-    finish(gl.permute(total, (1, 0)), tile + which, split, n0, m0, M, M, N, z_ptr, bias_ptr,
-           residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION, SPLITS)  # fmt: skip
+    finish(total, tile + which, split, n0, m0, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr,
+           met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION, SPLITS, TURNED=True)  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -171,7 +171,7 @@ def launched(
     z = torch.empty(len(x), len(w), dtype=dtype, device=x.device)
     tiles = config.tiles(len(x), len(w))
     arguments = {
-        **parts_of(z, len(w), tiles * config.groups, config.splits),
+        **parts_of(z, tiles * config.groups, 64 * 128, config.splits),
         "w_desc": described_in_shared(w, [128, 128]),
         "x_desc": described_in_shared(x, [64, 128]),
         "w_scale_ptr": w_scale,

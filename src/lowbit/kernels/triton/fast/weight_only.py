@@ -114,7 +114,7 @@ def few(
         blocks = experts.blocks(len(z), columns)
     arguments = {
         **_arguments(x, weight, extra, z, experts),
-        **parts_of(z, weight.N, blocks * tiles, config.splits),
+        **parts_of(z, blocks * tiles, config.rows * columns, config.splits),
         "x_ptr": x,
         "x_stride": x.stride(0),
         "rows_ptr": rows,
@@ -144,7 +144,7 @@ def many(
     tiles = -(-weight.N // config.rows) * blocks
     arguments = {
         **_arguments(x, weight, extra, z, experts),
-        **parts_of(z, weight.N, tiles, config.splits),
+        **parts_of(z, tiles, config.rows * config.columns, config.splits),
         "blocks": blocks,
         "x_desc": described_in_shared(x, [config.columns, 64]),
         "BLOCK_N": config.rows,
