@@ -3,7 +3,6 @@
 Each file holds the kernels, the frozen record of what can be tuned about them with its
 constraints, the shipped table of such records, the function that chooses among them and says why,
 and the functions that allocate and launch. `lowbit.torch.functional` makes operators of these.
-Triton turns numbers into its own types, which its annotations do not say: pyright's first lines.
 """
 
 LARGEST_HEAD = 256

@@ -90,7 +90,6 @@ _ANY = {
     "wide": ConvConfig(128, 128, 32, 8, 3),
     "float32": ConvConfig(64, 64, 32, 8, 2),
 }
-_NARROW = 64
 _LEAST_STEPS, _MOST_SPLITS = 4, 8  # of a program, where several share them, and how many do
 
 
@@ -104,7 +103,7 @@ def conv_choice(
         product = matmul_choice(gpu, itemsize)
         return Choice(product.kernel, product.config, "each pixel is a row of a plain product")
     blocks = triton.cdiv(channels, 128) * triton.cdiv(pixels or 1 << 30, 128)
-    kind = "narrow" if channels <= _NARROW else "wide"
+    kind = "narrow" if channels <= 64 else "wide"
     kind = "float32" if itemsize == 4 else "few" if 2 * blocks < gpu.multiprocessors else kind
     what = f"{channels} channels of {itemsize} bytes{', few pixels,' * (kind == 'few')}"
     return from_table("conv2d_kernel", TABLE, gpu, kind, what, _ANY[kind])

@@ -55,7 +55,13 @@ _SHAPES = [(128, 256, 8), (64, 256, 4), (128, 128, 4), (64, 128, 4), (128, 64, 4
 def many_rows_config(
     gpu: Gpu, M: int, N: int, K: int, bits: int, unit: int = 128
 ) -> ManyRowsConfig:
-    """The cheapest tiles, of which none is half empty; unit: the k that share a word."""
+    """The cheapest tiles, of which none is half empty; for up to 64 rows of x up to three programs
+    for each multiprocessor. unit: the k that share a word. Measured on an H200."""
+    if M <= 64:
+        rows = 64 if gpu.multiprocessors * 128 > N else 128
+        found = ManyRowsConfig(rows, 64, 1, 4, 3).fitting(bits, unit)
+        most = min(3 * gpu.multiprocessors // found.tiles(M, N), K // 512)
+        return replace(found, splits=4 if most >= 4 else 2 if most >= 2 else 1)
     several = [
         ManyRowsConfig(rows, columns, 1, warps, 3).fitting(bits, unit)
         for rows, columns, warps in _SHAPES
