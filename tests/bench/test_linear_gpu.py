@@ -141,6 +141,7 @@ def test_the_text_and_the_page(record: Record) -> None:
 
 PAGES = {
     "h200-linear-w4a16.json": ["w4a16"],
+    "h200-linear-w4a16-2.json": ["w4a16"],
     "h100-linear-w4a16.json": ["w4a16"],
     "h200-linear-8-bits.json": ["w8a16", "int8", "fp8,"],
     "h200-linear-w4a8.json": ["w4a8,", "w4a8 fp8,"],
