@@ -12,7 +12,7 @@ adds the parts, in their order. With a kernel of one pixel NHWC is a plain matri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from math import gcd, prod
 
 import torch
@@ -206,7 +206,7 @@ def _pointwise(x: Tensor, weight: Tensor, config: MatmulConfig) -> Tensor:
     return z.view(*rows.shape[:3], len(weight)).permute(0, 3, 1, 2)
 
 
-@cache
+@lru_cache(1024)
 def _tile(pixels: int, *sizes: int) -> tuple[int, ...]:
     """Images, rows and columns of a block of so many pixels: as few blocks as can be."""
     powers = [1 << n for n in range(pixels.bit_length())]

@@ -268,7 +268,7 @@ def finish(total, tile, split, n0, m0, last, N, z_ptr, bias_ptr, residual_ptr, p
         at += gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(0, HELD)), 0)
         parts = part_ptr + gl.to_tensor(tile).to(gl.int64) * (SPLITS * AREA)
         gl.store(parts + split * AREA + at, held)
-        barrier()  # all threads have stored; behind another the atomic tells all its result
+        barrier()  # all have stored; Triton puts another behind the atomic, for its result
         ends = gl.atomic_add(met_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
     if ends:
         z = total
