@@ -1,13 +1,14 @@
-"""The disk cache: entries are reused, checked, and never in the way."""
+"""The cache on disk: what is compiled is compiled once, whatever changes of the source."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +18,7 @@ import pytest
 import lowbit
 from lowbit.isa import InstructionSet, active, available, get
 from lowbit.isa.types import Int, S32Pointer, s32
-from lowbit.jit import cache, entry
+from lowbit.jit import cache, entry, sealed_files
 from lowbit.jit import compile as compiler
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import Kernel
@@ -27,6 +28,12 @@ def squares(k: Builder, out: S32Pointer, n: Int, *, factor: int = 1) -> None:
     """out[i] = factor · i²."""
     for i in k.range(0, n):
         (out + i).store((i * i * factor).to(s32))
+
+
+def negative_squares(k: Builder, out: S32Pointer, n: Int, *, factor: int = 1) -> None:
+    """out[i] = -factor · i²."""
+    for i in k.range(0, n):
+        (out + i).store((i * i * -factor).to(s32))
 
 
 def cubes(k: Builder, out: S32Pointer, n: Int) -> None:
@@ -65,16 +72,92 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels whose IR was built, while the test runs."""
+    seen: list[str] = []
+    original = Kernel.ir
+
+    def counting(self: Kernel, isa: InstructionSet, /, **static: object) -> str:
+        seen.append(self.name)
+        return original(self, isa, **static)
+
+    monkeypatch.setattr(Kernel, "ir", counting)
+    return seen
 
 
-def test_an_entry_is_written_and_reused(folder: Path, compiled: list[str]) -> None:
-    assert run() == [0, 1, 4, 9, 16]
-    assert len(compiled) == 1
-    assert len(entries(folder)) == 1
-    assert run() == [0, 1, 4, 9, 16]
-    assert len(compiled) == 1
+@pytest.fixture
+def in_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This file's kernels count as lowbit's own, which the digest of its source covers."""
+    monkeypatch.setattr(cache, "is_known", lambda text: True)
+
+
+def change_the_source(monkeypatch: pytest.MonkeyPatch, digest: bytes = b"another") -> None:
+    monkeypatch.setattr(cache, "_source_digest", lambda: digest)
+
+
+def entries(folder: Path, suffix: str = "") -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.endswith(suffix))
+
+
+def test_a_kernel_from_elsewhere_is_found_by_its_ir(
+    folder: Path, compiled: list[str], built: list[str]
+) -> None:
+    assert run() == run() == [0, 1, 4, 9, 16]
+    assert (len(compiled), len(built)) == (1, 2)
+    assert [path.suffix for path in entries(folder)] == [".o"]
+
+
+@pytest.mark.usefixtures("in_source")
+def test_a_kernel_of_this_package_is_found_by_its_source(
+    folder: Path, compiled: list[str], built: list[str]
+) -> None:
+    assert run() == run() == [0, 1, 4, 9, 16]
+    assert (len(compiled), len(built)) == (1, 1)
+    assert [path.suffix for path in entries(folder)] in ([".ir", ".o"], [".o", ".ir"])
+
+
+@pytest.mark.usefixtures("in_source")
+def test_a_source_that_builds_the_same_ir_compiles_nothing(
+    folder: Path, compiled: list[str], built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run()
+    change_the_source(monkeypatch)
+    assert run() == run() == [0, 1, 4, 9, 16]
+    assert (len(compiled), len(built)) == (1, 2)
+    assert (len(entries(folder, ".ir")), len(entries(folder, ".o"))) == (2, 1)
+
+
+@pytest.mark.usefixtures("in_source", "folder")
+def test_a_source_that_builds_another_ir_is_compiled(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run()
+    change_the_source(monkeypatch)
+    monkeypatch.setattr(squares, "__code__", negative_squares.__code__)
+    assert run() == [0, -1, -4, -9, -16]
+    change_the_source(monkeypatch, b"a third")
+    assert run() == [0, -1, -4, -9, -16]
+    assert len(compiled) == 2
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_llvm_is_told_counts(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each field of the target: an object of another LLVM, or of other options, is not used."""
+    run()
+    target = compiler.target(active())
+    others = {
+        "version": "another LLVM",
+        "features": target.features + ",-sse4a",
+        "optimization": 1,
+        "passes": 2,
+        "vectorize": True,
+    }
+    for count, (field, value) in enumerate(others.items(), 2):
+        changed = dataclasses.replace(target, **{field: value})
+        monkeypatch.setattr(compiler, "target", lambda isa, changed=changed: changed)
+        assert run() == run() == [0, 1, 4, 9, 16]
+        assert len(compiled) == count, field
 
 
 def test_one_kernel_object_compiles_once_without_a_cache(
@@ -106,132 +189,61 @@ print(lowbit.matmul(np.full((2, 3), 2, np.uint8), np.full((3, 1), -5, np.int8)).
         assert done.stdout == "[[-30], [-30]]\n", done.stderr
 
 
-def _flip_a_byte(data: bytes) -> bytes:
-    return data[:-10] + bytes([data[-10] ^ 1]) + data[-9:]
+def cut_off(data: bytes) -> bytes:
+    return data[: len(data) // 2]
 
 
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "a byte of the code": _flip_a_byte,
-    "a byte of the digest": lambda data: data[:20] + bytes([data[20] ^ 0x80]) + data[21:],
-    "truncated": lambda data: data[: len(data) // 2],
-    "only the magic": lambda data: data[:16],
-    "half of the magic": lambda data: data[:7],
-    "empty": lambda data: b"",
-    "another magic": lambda data: b"lowbit object 9\n" + data[16:],
-    "foreign": lambda data: b"\x7fELF" * 1000,
-    "something appended": lambda data: data + b"\0",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_entry_is_rebuilt(folder: Path, compiled: list[str], damage: str) -> None:
+@pytest.mark.usefixtures("in_source")
+@pytest.mark.parametrize("suffix", [".ir", ".o"])
+def test_a_damaged_entry_is_rebuilt(folder: Path, compiled: list[str], suffix: str) -> None:
+    """Of either level; how files may be damaged, tests/jit/test_sealed_files.py tries."""
     run()
-    (path,) = entries(folder)
+    (path,) = entries(folder, suffix)
     good = path.read_bytes()
-    path.write_bytes(DAMAGES[damage](good))
-    assert cache.read(path) is None
+    path.write_bytes(cut_off(good))
     assert run() == [0, 1, 4, 9, 16]
-    assert len(compiled) == 2
     assert path.read_bytes() == good
+    assert len(compiled) == (2 if suffix == ".o" else 1)
 
 
-def test_an_entry_of_another_kernel_is_rebuilt(folder: Path, compiled: list[str]) -> None:
+@pytest.mark.usefixtures("in_source")
+@pytest.mark.parametrize("suffix", [".ir", ".o"])
+def test_an_entry_of_another_kernel_is_rebuilt(folder: Path, suffix: str) -> None:
     """Valid ones, one in the place of the other: of other static arguments, of another name."""
     assert run(1) == [0, 1, 4, 9, 16]
     assert run(3) == [0, 3, 12, 27, 48]
-    first, second = entries(folder)
-    one, other = first.read_bytes(), second.read_bytes()
-    first.write_bytes(other)
-    second.write_bytes(one)
+    first, second = entries(folder, suffix)
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
     assert run(1) == [0, 1, 4, 9, 16]
     assert run(3) == [0, 3, 12, 27, 48]
-    assert len(compiled) == 4
-    assert (first.read_bytes(), second.read_bytes()) == (one, other)
+    assert (first.read_bytes(), second.read_bytes()) == contents
+
+
+@pytest.mark.usefixtures("in_source")
+@pytest.mark.parametrize("name", ["", "../../etc/passwd", "0" * 40 + ".o", "\xff"])
+def test_an_entry_that_names_no_object_is_rebuilt(
+    folder: Path, compiled: list[str], name: str
+) -> None:
+    """Sealed rightly, so that only what it says is wrong."""
+    run()
+    (path,) = entries(folder, ".ir")
+    good = path.read_bytes()
+    sealed_files.write(path, name.encode("latin-1"))
+    assert run() == [0, 1, 4, 9, 16]
+    assert path.read_bytes() == good
+    assert len(compiled) == 1
 
 
 def test_an_entry_without_the_function_is_rebuilt(folder: Path, compiled: list[str]) -> None:
     run()
     (path,) = entries(folder)
     good = path.read_bytes()
-    cache.write(path, compiler.object_code(Kernel(cubes).ir(active()), active()))
-    assert cache.read(path) is not None
+    sealed_files.write(path, compiler.object_code(Kernel(cubes).ir(active()), active()))
+    assert sealed_files.read(path) is not None
     assert run() == [0, 1, 4, 9, 16]
     assert path.read_bytes() == good
-
-
-@pytest.fixture
-def no_warning_yet() -> None:
-    cache._warn.cache_clear()
-
-
-NEEDS_ROOT = pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away"
-)
-OTHERS: dict[str, Callable[[Path], None]] = {
-    "for the group": lambda path: path.chmod(0o770),
-    "for all": lambda path: path.chmod(0o707),
-    "for all, sticky": lambda path: path.chmod(0o1777),
-    "of nobody": lambda path: os.chown(path, 65534, 65534),
-}
-
-
-@pytest.mark.usefixtures("no_warning_yet")
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=NEEDS_ROOT if "of" in k else ()) for k in OTHERS]
-)
-def test_a_folder_that_others_may_write_is_not_used(
-    folder: Path, compiled: list[str], kind: str
-) -> None:
-    """Neither read nor written, and the user is told so once."""
-    run()
-    (path,) = entries(folder)
-    path.unlink()
-    OTHERS[kind](folder)
-    with pytest.warns(RuntimeWarning, match=r"cache of compiled kernels .* is not used") as told:
-        assert run() == run() == [0, 1, 4, 9, 16]
-    assert len(told) == 1
-    assert str(folder) in str(told[0].message)
-    assert len(compiled) == 3
-    assert entries(folder) == []
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=NEEDS_ROOT if "of" in k else ()) for k in OTHERS]
-)
-def test_an_entry_that_others_may_write_is_rebuilt(
-    folder: Path, compiled: list[str], kind: str
-) -> None:
-    run()
-    (path,) = entries(folder)
-    OTHERS[kind](path)
-    assert run() == run() == [0, 1, 4, 9, 16]
-    assert len(compiled) == 2
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("umask", [0o022, 0o002, 0])
-def test_a_new_folder_is_private_and_one_of_ours_is_used(
-    folder: Path, compiled: list[str], umask: int
-) -> None:
-    before = os.umask(umask)
-    try:
-        run()
-    finally:
-        os.umask(before)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o755)
-    run()
-    assert len(compiled) == 1
-
-
-def test_an_entry_that_is_a_folder_is_no_obstacle(folder: Path, compiled: list[str]) -> None:
-    run()
-    (path,) = entries(folder)
-    path.unlink()
-    (path / "inside").mkdir(parents=True)
-    assert run() == [0, 1, 4, 9, 16]
-    assert len(compiled) == 2
-    assert entries(folder) == [path], "a temporary file was left behind"
 
 
 def test_a_folder_that_cannot_be_written_means_no_cache(
@@ -244,24 +256,12 @@ def test_a_folder_that_cannot_be_written_means_no_cache(
     assert len(compiled) == 2
 
 
-def test_a_rename_that_fails_leaves_nothing_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(source: str, target: Path) -> None:
-        raise PermissionError(13, "not here")
-
-    monkeypatch.setattr(cache.os, "replace", refuse)
-    assert run() == [0, 1, 4, 9, 16]
-    assert entries(folder) == []
-
-
 def test_what_changes_the_name_of_an_entry(folder: Path) -> None:
     one, other = available()[0], "generic"
-    parts = [(one, 1), (one, 2), (other, 1)]
-    names = {cache.entry(squares, *p) for p in parts}
-    names.add(cache.entry(cubes, one, 1))
+    parts = [("squares", one, 1), ("squares", one, 2), ("squares", other, 1), ("cubes", one, 1)]
+    names = {cache.source_entry(*p) for p in parts}
     assert len(names) == 4
-    assert cache.entry(squares, one, 1) == cache.entry(squares, one, 1)
+    assert cache.source_entry(*parts[0]) in names
     assert all(name.parent == folder for name in names)
 
 
@@ -287,15 +287,32 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def test_the_file_of_a_kernel_from_elsewhere_counts(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_the_file_of_a_kernel_from_elsewhere_counts(tmp_path: Path, compiled: list[str]) -> None:
+    """Also what it imports: its IR is built each time."""
     path = tmp_path / "elsewhere.py"
-    source = "NUMBER = {}\ndef text(k, out):\n    out.store(k.index(NUMBER))\n"
-    path.write_text(source.format(1))
-    module = _module(path)
-    first = cache.entry(module.text)
-    assert cache.entry(module.text) == first
-    path.write_text(source.format(2))
-    assert cache.entry(_module(path).text) != first
+    source = """
+from lowbit.isa.types import S64Pointer
+NUMBER = {}
+def text(k, out: S64Pointer):
+    out.store(k.index(NUMBER))
+"""
+    for number, count in ((7, 1), (8, 2), (8, 2)):
+        path.write_text(source.format(number))
+        out = np.zeros(1, np.int64)
+        Kernel(_module(path).text).program(active())(1, out)
+        assert (out[0], len(compiled)) == (number, count)
+
+
+def test_code_is_made_of_what_the_digest_covers() -> None:
+    """Kernels and their tools import nothing else, except from rooms that make no code."""
+    root = Path(lowbit.__file__).parent
+    imported = re.compile(r"^\s*(?:from|import) lowbit\.(\w+)", re.MULTILINE)
+    for room in cache.CODE_FOLDERS:
+        for path in (root / room).rglob("*.py"):
+            if "triton" not in path.parts:  # whose compiler has a cache of its own
+                rooms = set(imported.findall(path.read_text()))
+                assert rooms <= {*cache.CODE_FOLDERS, "registry"}, path
 
 
 def test_the_source_of_the_package_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,4 +387,4 @@ def test_processes_that_compile_the_same_at_once_all_succeed(folder: Path) -> No
         racer.stdin.flush()
     assert [racer.communicate()[0] for racer in racers] == ["right\n"] * 3
     assert entries(folder), "nothing was kept"
-    assert all(cache.read(path) for path in entries(folder))
+    assert all(sealed_files.read(path) for path in entries(folder))

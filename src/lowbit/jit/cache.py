@@ -1,14 +1,18 @@
-"""Object code on disk, so that a kernel is compiled once for a machine.
+"""Machine code on disk, so that a kernel is compiled once for a machine.
 
-An entry is named by a hash of everything that it depends on: the source of the package's code
-generating files, LLVM's version and target, the instruction set's features, the kernel and its
-static arguments; a kernel from elsewhere, whose text may depend on anything, by its LLVM IR. It
-holds a digest of its name and content. One that does not match, or that does not hold the function
-wanted, is ignored and written anew. Entries appear by renaming, so processes may race.
+The cache has two levels, each a kind of file in one folder (jit.sealed_files):
 
-The folder is $LOWBIT_CACHE_DIR, else $XDG_CACHE_HOME/lowbit, else ~/.cache/lowbit. What it holds is
-run, so nobody but the user (and root) may be able to write it: a folder for which that does not
-hold is not used, with a warning. One that cannot be written means no cache, not an error.
+    *.ir   source → name of an object: the digest of lowbit's own files that generate code, the
+           kernel, its static arguments and the instruction set
+    *.o    LLVM IR → object code: the text of the IR, and all that LLVM is told besides
+           (compile.Target: its version, the CPU's features, its options)
+
+A process whose sources are known reads both and builds nothing. Where a source has changed, be it
+by an upgrade or an edit, the IR is built anew, and LLVM is asked only where its text is new. A
+kernel from elsewhere, whose text may depend on anything, has no entry of the first kind.
+
+An entry that does not match its seal, or that does not hold the function wanted, is ignored and
+written anew. The folder is $LOWBIT_CACHE_DIR, else $XDG_CACHE_HOME/lowbit, else ~/.cache/lowbit.
 """
 
 from __future__ import annotations
@@ -16,9 +20,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
+import re
 import sys
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -27,10 +30,11 @@ import lowbit
 from lowbit.isa import host
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.jit import compile as compiler
+from lowbit.jit import sealed_files
 
-_MAGIC = b"lowbit object 2\n"
-_DIGEST_BYTES = hashlib.sha256().digest_size
-_CODE_FOLDERS = ("isa", "jit", "kernels")
+CODE_FOLDERS = ("isa", "jit", "kernels", "numerics")
+"""The rooms whose files decide which IR is built: kernels, and what they import."""
+_OBJECT_NAME = re.compile(rb"[0-9a-f]{40}\.o")
 
 
 def folder() -> Path:
@@ -47,10 +51,10 @@ def folder() -> Path:
 
 @cache
 def _source_digest() -> bytes:
-    """A hash of the files that decide which code is generated."""
+    """A hash of the files that decide which IR is built, and of what they ask the machine."""
     digest = hashlib.sha256(f"{compiler.VERSION} {sys.platform} {host.architecture()}".encode())
     root = Path(lowbit.__file__).parent
-    for name in _CODE_FOLDERS:
+    for name in CODE_FOLDERS:
         files = (f"{at}/{file}" for at, _, files in os.walk(root / name) for file in files)
         for path in sorted(path for path in files if path.endswith(".py")):
             with open(path, "rb") as file:
@@ -64,89 +68,51 @@ def is_known(text: Callable[..., None]) -> bool:
 
 
 def load(
-    name: str, isa: InstructionSet, make_ir: Callable[[], str], *parts: object
+    name: str, isa: InstructionSet, make_ir: Callable[[], str], *source: object
 ) -> compiler.Loaded:
-    """The function `name`, from the cache, or compiled from its LLVM IR and kept there.
+    """The function `name` of the IR that `make_ir` builds: from the cache, or compiled and kept.
 
-    `parts`, by their repr, say what the IR depends on besides the name, the set and the source.
+    `source`, by its repr, says what the IR depends on besides the name, the instruction set and
+    this package's files. Without it the IR is built at each call.
     """
     with compiler.LOCK:
-        path = entry(name, isa.name, isa.features, *parts)
-        code = read(path)
-        if code is not None:
-            with contextlib.suppress(ValueError):  # it holds another function
-                return compiler.Loaded(code, name, isa)
-        code = compiler.object_code(make_ir(), isa)
-        write(path, code)
-        return compiler.Loaded(code, name, isa)
+        known = source_entry(name, isa.name, isa.features, *source) if source else None
+        if known is not None:
+            object_name = sealed_files.read(known) or b""
+            if _OBJECT_NAME.fullmatch(object_name):
+                loaded = _loaded(folder() / object_name.decode(), name, isa)
+                if loaded is not None:
+                    return loaded
+        ir_text = make_ir()
+        path = object_entry(ir_text, isa)
+        loaded = _loaded(path, name, isa)
+        if loaded is None:
+            code = compiler.object_code(ir_text, isa)
+            sealed_files.write(path, code)
+            loaded = compiler.Loaded(code, name, isa)
+        if known is not None:
+            sealed_files.write(known, path.name.encode())
+        return loaded
 
 
-def entry(*parts: object) -> Path:
-    """The file for what `parts` (by their repr) and this package's source describe."""
+def _loaded(path: Path, name: str, isa: InstructionSet) -> compiler.Loaded | None:
+    """The function of an entry; None where there is no such entry, or it holds another function."""
+    code = sealed_files.read(path)
+    if code is not None:
+        with contextlib.suppress(ValueError):
+            return compiler.Loaded(code, name, isa)
+    return None
+
+
+def source_entry(*parts: object) -> Path:
+    """The file that names the object of what `parts` (by their repr) and the source describe."""
     digest = hashlib.sha256(_source_digest())
     digest.update(repr(parts).encode())
+    return folder() / f"{digest.hexdigest()[:40]}.ir"
+
+
+def object_entry(ir_text: str, isa: InstructionSet) -> Path:
+    """The file for the object that LLVM makes of a text for an instruction set."""
+    digest = hashlib.sha256(repr(compiler.target(isa)).encode())
+    digest.update(ir_text.encode())
     return folder() / f"{digest.hexdigest()[:40]}.o"
-
-
-def read(path: Path) -> bytes | None:
-    """The object code in an entry; None if there is none, or it is damaged or not trustworthy."""
-    try:
-        if not _is_private(path.parent):
-            return None
-        with path.open("rb") as file:
-            data = file.read() if not _writers(os.fstat(file.fileno())) else b""
-    except OSError:
-        return None
-    code = data[len(_MAGIC) + _DIGEST_BYTES :]
-    return code if data == _sealed(path, code) else None
-
-
-def write(path: Path, code: bytes) -> None:
-    """Keep object code; silently not, where the folder cannot be written."""
-    with contextlib.suppress(OSError):
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        if not _is_private(path.parent):
-            return
-        import tempfile  # with six modules besides, which a program that is found does without
-
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            try:
-                file.write(_sealed(path, code))
-                file.close()
-                os.replace(file.name, path)
-            except OSError:
-                os.unlink(file.name)
-                raise
-
-
-def _sealed(path: Path, code: bytes) -> bytes:
-    """The content of an entry; its digest covers its name, so none serves in place of another."""
-    return _MAGIC + hashlib.sha256(path.name.encode() + code).digest() + code
-
-
-def _is_private(place: Path) -> bool:
-    """Whether only the user may write to a folder; warns, once, if not. OSError: there is none."""
-    others = _writers(place.stat())
-    if others:
-        _warn(str(place), others)
-    return not others
-
-
-def _writers(status: os.stat_result) -> str:
-    """Who else may write a file or folder, "" for nobody: root may anyway."""
-    if not hasattr(os, "geteuid"):
-        return ""
-    if status.st_uid not in (os.geteuid(), 0):
-        return f"the user {status.st_uid}, to whom it belongs"
-    return "others than its owner" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
-
-
-@cache
-def _warn(place: str, others: str) -> None:
-    warnings.warn(
-        f"the cache of compiled kernels in {place} is not used, since {others} may write to it: "
-        f"use `chmod go-w`, or name a folder of your own in LOWBIT_CACHE_DIR",
-        RuntimeWarning,
-        stacklevel=2,
-    )

@@ -14,11 +14,13 @@ import itertools
 import sys
 import threading
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 import llvmlite
 
+from lowbit.isa import host
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.jit import elf
 from lowbit.registry.locks import Deferred, waited_for
@@ -51,33 +53,79 @@ def _initialize_all() -> None:
     llvm.initialize_all_asmprinters()
 
 
+@dataclass(frozen=True)
+class Target:
+    """All that decides which object LLVM makes of a text: its repr is part of the cache's keys."""
+
+    version: str  # of LLVM, by llvmlite's
+    platform: str  # Python's name of the system
+    triple: str  # LLVM's name of a foreign machine, "" for that of this process
+    cpu: str
+    features: str  # what the instruction set has, and how LLVM is to tune
+    optimization: int  # of code generation
+    passes: int  # the level of the pipeline before it
+    relocation: str = "pic"
+    vectorize: bool = False  # kernels unroll and vectorize themselves
+
+    def machine(self) -> llvm.TargetMachine:
+        """LLVM's object for it, after `_initialize` or `_initialize_all`."""
+        triple = self.triple or llvm.get_process_triple()
+        return llvm.Target.from_triple(triple).create_target_machine(
+            cpu=self.cpu,
+            features=self.features,
+            opt=self.optimization,
+            reloc=self.relocation,
+            jit=True,
+        )
+
+    def pipeline(self) -> llvm.PipelineTuningOptions:
+        """Which passes run on a text."""
+        options = llvm.create_pipeline_tuning_options(speed_level=self.passes)
+        options.loop_vectorization = self.vectorize
+        options.slp_vectorization = self.vectorize
+        options.loop_unrolling = self.vectorize
+        return options
+
+
+@cache
+def target(isa: InstructionSet) -> Target:
+    """What code for an instruction set is compiled for. It says so without loading LLVM."""
+    architecture = isa.architecture or host.architecture()
+    is_x86 = architecture == "x86_64"
+    tuning = []
+    if isa.vector_bytes == 64:
+        # Tuning for a generic core would split 512-bit vectors in two.
+        tuning.append("-prefer-256-bit")
+    if is_x86:
+        # A core that knows no prefetch for writing passes over it. VPDPWSSD is to stay one
+        # instruction, not become two.
+        tuning += ["+prfchw", "+fast-dpwssd"]
+    return Target(
+        version=VERSION,
+        platform=sys.platform,
+        triple=f"{architecture}-unknown-linux-gnu" if isa.is_foreign else "",
+        cpu="x86-64" if is_x86 else "generic",
+        features=",".join([*(f"+{name}" for name in isa.features), *tuning]),
+        optimization=2,
+        passes=1,
+    )
+
+
 @cache
 def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
     _initialize()
     if isa.is_foreign:
         _initialize_all()
-        triple = f"{isa.architecture}-unknown-linux-gnu"
-    else:
-        triple = llvm.get_process_triple()
-    cpu = "x86-64" if triple.startswith("x86_64") else "generic"
-    # Tuning for a generic core would otherwise split 512-bit vectors in two. A core that knows no
-    # prefetch for writing passes over it. VPDPWSSD is to stay one instruction, not become two.
-    more = ["-prefer-256-bit"] * (isa.vector_bytes == 64)
-    more += ["+prfchw", "+fast-dpwssd"] * (cpu == "x86-64")
-    features = ",".join([f"+{name}" for name in isa.features] + more)
-    target = llvm.Target.from_triple(triple)
-    return target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", jit=True)
+    return target(isa).machine()
 
 
 def optimized(ir_text: str, isa: InstructionSet) -> llvm.ModuleRef:
-    """Parse, verify and optimize a module. The kernels unroll and vectorize themselves."""
+    """Parse, verify and optimize a module."""
     machine = _target_machine(isa)
     # A context of its own, since what one has met, it keeps.
     module = llvm.parse_assembly(ir_text, llvm.create_context())
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=1)
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
+    builder = llvm.create_pass_builder(machine, target(isa).pipeline())
     passes = builder.getModulePassManager()
     passes.run(module, builder)
     if type(passes)._dispose is ffi.ObjectRef._dispose:

@@ -32,7 +32,7 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, bit, f32, f64, ir, s32, s64, tile, u8
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.cache import load
+from lowbit.jit.cache import is_known, load
 from lowbit.jit.compile import Loaded
 
 Int32 = Annotated[Value, s32]
@@ -494,4 +494,5 @@ def function_ir(text: Text) -> str:
 def compiled(text: Text, *parts: object) -> Loaded:
     """The machine code of a text, from the cache or compiled now. `parts`: what it depends on
     besides the source."""
-    return load(text.__name__, get("generic"), lambda: function_ir(text), *parts)
+    source = (f"{text.__module__}.{text.__qualname__}", *parts) if is_known(text) else ()
+    return load(text.__name__, get("generic"), lambda: function_ir(text), *source)

@@ -150,9 +150,8 @@ class Kernel:
         if isa.missing():  # which also asks for the permission that some sets need
             raise RuntimeError(f"{self.name} for {isa.name} cannot run here: {isa.missing()}")
         name = f"{self.text.__module__}.{self.text.__qualname__}"
-        text = name if cache.is_known(self.text) else self.ir(isa, **static)
-        make_ir = partial(self.ir, isa, **static)
-        loaded = cache.load(self.name, isa, make_ir, text, sorted(static.items()))
+        source = (name, sorted(static.items())) if cache.is_known(self.text) else ()
+        loaded = cache.load(self.name, isa, partial(self.ir, isa, **static), *source)
         numbers = [name for name, type_ in self.types.items() if not isinstance(type_, Pointer)]
         sizes = [name for name in numbers if not _OTHER.search(name)]
         return Program(self.name, loaded, isa, self.types, sizes)
