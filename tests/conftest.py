@@ -1,31 +1,42 @@
-"""What all tests share: an empty code cache, and hypothesis without its timed assertions."""
+"""What all tests share: a code cache, limits of CPU time, hypothesis without timed assertions.
+
+The cache is kept between runs in the virtual environment: its keys are the texts that are compiled
+(lowbit.jit.cache), so no fault can hide in it. `--empty-cache` begins without, as a fresh clone.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache
-from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
-# Before lowbit is imported anywhere: the tests compile every kernel anew, once for all workers.
+# Before lowbit is imported anywhere, and once for all workers.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="lowbit-test-cache-")
-    os.environ["LOWBIT_CACHE_DIR"] = _cache.name
-    os.environ["TRITON_CACHE_DIR"] = f"{_cache.name}/triton"
+    if "--empty-cache" in sys.argv or sys.prefix == sys.base_prefix:
+        _folder = tempfile.TemporaryDirectory(prefix="lowbit-test-cache-")  # gone when this ends
+        _cache = _folder.name
+    else:
+        _cache = f"{sys.prefix}/test-cache"
+    os.environ["LOWBIT_CACHE_DIR"] = f"{_cache}/lowbit"
+    os.environ["TRITON_CACHE_DIR"] = f"{_cache}/triton"
     # The small float products of tests are not worth NumPy's threads, which spin after each and
     # take the cores of other workers. Lowbit's own threads are told nothing by this.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.pop("LOWBIT_ISA", None)
 
+import lowbit
 from lowbit.kernels.cpu.integer import amx
+
+pytest_plugins = ("cpu_budget", "drawn_parameters", "missing_extras")
 
 # Tiles serve every product that they can, also one for which they are not worth configuring: else
 # forcing them would test vectors.
@@ -39,16 +50,14 @@ settings.load_profile("lowbit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-combinations", action="store_true", help="also those that pairs leave")
+    parser.addoption("--empty-cache", action="store_true", help="compile every kernel anew")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test that is marked `pairs`, some combinations of its parameters."""
-    if not config.getoption("--all-combinations"):
-        left = [item for item in items if item.get_closest_marker("pairs") and not _kept(item)]
-        config.hook.pytest_deselected(items=left)
-        gone = set(left)
-        items[:] = [item for item in items if item not in gone]
+def pytest_sessionstart() -> None:
+    """What every call needs is compiled before the first test, which would seem to take long."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for _ in range(3):  # at the third time, machine code knows the call
+            lowbit.matmul(np.ones((1, 1), np.uint8), np.ones((1, 1), np.int8))
 
 
 def pytest_collection_finish() -> None:
@@ -56,44 +65,6 @@ def pytest_collection_finish() -> None:
     again."""
     gc.collect()
     gc.freeze()
-
-
-def _kept(item: pytest.Item) -> bool:
-    """Whether its combination of parameters is one that is run."""
-    params: dict[str, Any] = item.callspec.params  # type: ignore[attr-defined]
-    marks = list(item.iter_markers("parametrize"))
-    places = tuple(_place(mark, params) for mark in marks)
-    return places in _combinations(tuple(len(mark.args[1]) for mark in marks))
-
-
-@cache
-def _combinations(counts: tuple[int, ...]) -> set[tuple[int, ...]]:
-    """Of so many values for each parameter: of two parameters every second combination, of more as
-    many as let every two values meet. Each time that one of which most pairs are new."""
-    every = list(product(*map(range, counts)))
-    if sum(count > 1 for count in counts) < 3:
-        return {places for places in every if sum(places) % 2 == 0}
-    pairs = {places: set(combinations(enumerate(places), 2)) for places in every}
-    apart, taken = set().union(*pairs.values()), set[tuple[int, ...]]()
-    while apart:
-        best = max(every, key=lambda places: len(pairs[places] & apart))
-        taken.add(best)
-        apart -= pairs[best]
-    return taken
-
-
-def _place(mark: pytest.Mark, params: dict[str, Any]) -> int:
-    """Of an item's parameters in the list of a mark. (Pytest's indices are of items.)"""
-    given, values = mark.args[:2]
-    names = [one.strip() for one in given.split(",")] if isinstance(given, str) else given
-    for place, value in enumerate(values):
-        if isinstance(value, type(pytest.param())):
-            value = value.values
-        elif len(names) == 1:
-            value = (value,)
-        if all(one is params[name] for name, one in zip(names, value, strict=True)):
-            return place
-    raise LookupError(f"{mark} has nothing that is {params}")
 
 
 @pytest.fixture
