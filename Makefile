@@ -39,12 +39,12 @@ define install
 	@touch $(2)
 endef
 
-.PHONY: help venv demo test test-fast memcheck lint docs clean
+.PHONY: help venv demo test test-deep memcheck lint docs clean
 
 help:
 	@echo "make demo       quantize a sentence encoder beside fp32 and others' int8; ask a language model"
-	@echo "make test       run the whole test suite, with $(WORKERS) workers (WORKERS=N)"
-	@echo "make test-fast  run what takes less than two minutes of it"
+	@echo "make test       run every test that takes less than a second, with $(WORKERS) workers (WORKERS=N)"
+	@echo "make test-deep  run the others: whole programs, checks of many cases, large products"
 	@echo "make memcheck   run the core's tests under valgrind, with the generic set"
 	@echo "make lint       run ruff and pyright"
 	@echo "make docs       make the site of docs/ and the docstrings, in build/site"
@@ -57,13 +57,13 @@ demo: $(FOR_DEMO)
 	@$(BIN)/lowbit bench demo
 
 # Tests start some hundred processes, which should not each compile all of lowbit's sources.
-test test-fast: export PYTHONDONTWRITEBYTECODE :=
+test test-deep: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(FOR_ALL)
-	@$(BIN)/python -m pytest $(TOGETHER)
+	@$(BIN)/python -m pytest $(TOGETHER) -m "not deep"
 
-test-fast: $(FOR_ALL)
-	@$(BIN)/python -m pytest $(TOGETHER) -m "not slow"
+test-deep: $(FOR_ALL)
+	@$(BIN)/python -m pytest $(TOGETHER) -m deep
 
 # Half an hour. NumPy's memory comes from malloc, so that valgrind sees the end of each array.
 memcheck: export PYTHONMALLOC := malloc
@@ -71,7 +71,7 @@ memcheck: export LOWBIT_ISA := generic
 memcheck: $(FOR_ALL)
 	@valgrind --quiet --error-exitcode=3 --undef-value-errors=no --trace-children=yes \
 	  --suppressions=tools/valgrind.supp \
-	  $(BIN)/python -m pytest -p no:xdist -o timeout=0 -m "not slow" \
+	  $(BIN)/python -m pytest -p no:xdist -o timeout=0 --cpu-limit 0 -m "not deep" \
 	  tests/jit tests/test_call_cache*.py tests/test_gemm.py tests/test_locks.py
 
 lint: $(FOR_ALL)

@@ -19,8 +19,6 @@ from lowbit import isa
 from lowbit.report.text import three_digits
 from lowbit_lab.bench import Record
 
-pytestmark = pytest.mark.slow
-
 
 def run_lowbit(
     *arguments: str, without: str = "", **environment: str

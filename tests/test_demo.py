@@ -147,7 +147,6 @@ def answers(suite, name, work):
 """
 
 
-@pytest.mark.slow
 class TestProcesses:
     """An engine's process: what goes wrong there is told here, in one line."""
 
@@ -277,7 +276,6 @@ class TestEngines:
             assert (shown | set(OWN.values()) - {"torch fp32"} <= taking) == own
             assert "torch dynamic x86" in taking
 
-    @pytest.mark.slow
     @pytest.mark.parametrize(
         "name",
         ["ONNX Runtime any length", "OpenVINO int8 weights", "torchao int8", "torch dynamic x86"],
@@ -326,7 +324,6 @@ class TestAnswer:
         assert course.answer() is None
         assert "the demo's language model needs" in course.notes[0]
 
-    @pytest.mark.slow
     def test_of_the_model(self, short_run: tuple[Any, str, Path]) -> None:
         smollm2()
         result = short_run[0].answer
@@ -349,7 +346,6 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Pa
     return result, file.getvalue(), path
 
 
-@pytest.mark.slow
 class TestWhole:
     def test_result(self, short_run: tuple[object, str, Path]) -> None:
         from lowbit.product.dispatch import active_kernel

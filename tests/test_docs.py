@@ -39,13 +39,9 @@ def _blocks(page: Path) -> list[Block]:
     ]
 
 
-def _marked(page: Path) -> Any:
-    """What checks kernels takes long."""
-    marks = [pytest.mark.slow] if page.name == "check.md" else []
-    return pytest.param(page, marks=marks, id=page.name)
-
-
-@pytest.mark.parametrize("page", [_marked(page) for page in PAGES if _blocks(page)])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if _blocks(page)], ids=lambda page: page.name
+)
 def test_code_prints_what_the_page_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

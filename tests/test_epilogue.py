@@ -21,8 +21,6 @@ from lowbit.product.output import OutputSpec
 from lowbit.spec.operations.products import matmul_scaled
 from lowbit.spec.post_ops import FUNCTIONS as MEANINGS
 
-pytestmark = pytest.mark.slow
-
 ISAS = pytest.mark.parametrize(
     "isa",
     [

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 
 def test_the_example_compares_ranges(
     example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]

@@ -17,8 +17,6 @@ from lowbit.product.gemm import prepare_gemm
 from lowbit.spec import DTYPES
 from lowbit.spec.operations.products import gemm as gemm_spec
 
-pytestmark = pytest.mark.slow
-
 SETS = pytest.mark.parametrize("isa", instruction_sets.available())
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)

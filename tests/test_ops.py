@@ -77,7 +77,6 @@ def test_matmul_of_any_strides(dtypes: str, isa: str) -> None:
             assert verdict.ok, f"{a.strides} {b.strides}: {verdict.message}"
 
 
-@pytest.mark.slow
 @ISAS
 @given(
     m=st.integers(1, 70), n=st.integers(1, 90), k=st.integers(1, 200),

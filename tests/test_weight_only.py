@@ -23,8 +23,6 @@ from lowbit.spec.operations.products import linear_groups, linear_weight_only
 from lowbit.weights.panels import PackedMatrix
 from lowbit_lab.checks.cpu import cpu_functions, weight
 
-pytestmark = pytest.mark.slow
-
 ISAS = pytest.mark.parametrize(
     "isa",
     [

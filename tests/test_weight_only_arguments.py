@@ -11,8 +11,6 @@ from tests.test_weight_only import random_weight
 import lowbit
 from lowbit.numerics import QTensor, int_format
 
-pytestmark = pytest.mark.slow
-
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     packed, x = lowbit.pack(random_weight(64, 20, 32)), np.ones((2, 64), np.float32)

@@ -15,8 +15,6 @@ from lowbit_lab.bench.core.case import find, implementations_of
 from lowbit_lab.bench.suites.gemm import DTYPES, SETS, Gemm, GemmProblem
 from lowbit_lab.bench.suites.matmul.problem import parse_shape
 
-pytestmark = pytest.mark.slow
-
 QUICK = Limits(noise=0.5, seconds=0.02, least_rounds=3)
 
 

@@ -24,8 +24,6 @@ from lowbit_lab.bench.core.remote import RemoteError
 from lowbit_lab.bench.peers import own_linear
 from lowbit_lab.bench.suites.linear import ACTIVATIONS, Linear, LinearCase, LinearProblem, means
 
-pytestmark = pytest.mark.slow
-
 pytest.importorskip("threadpoolctl")
 
 READ = PlainRead.name

@@ -121,7 +121,6 @@ def test_four_bits_of_torchao(path: Path) -> None:
     assert 0 < other.nbytes < 2 * sum(n * k for _, (n, k) in SHAPE.matrices())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("operation", [PROMPT, TEXT])
 def test_openvino_is_timed(operation: str) -> None:
     task = ModelWork(operation, str(smollm2()), [[1, 2, 3, 4], [5, 6, 7, 8]], 4, 1)
@@ -203,7 +202,6 @@ def test_a_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "small.gguf" in shown
 
 
-@pytest.mark.slow
 def test_a_library_without_metadata_is_of_an_unknown_version() -> None:
     loose: Any = SimpleNamespace(package=("Loose", "no-such-package"))
     assert Implementation.library(loose) == ("Loose", "unknown")

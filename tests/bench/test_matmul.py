@@ -35,8 +35,6 @@ from lowbit_lab.bench.suites.matmul.problem import (
 )
 from lowbit_lab.explain.product import prepared_of
 
-pytestmark = pytest.mark.slow
-
 QUICK = Limits(noise=0.5, seconds=0.5, least_rounds=8)
 SHAPE = "9x70:70x33"
 INTEGERS = ("u8:s8:s32",)

@@ -16,8 +16,6 @@ from lowbit_lab.bench import Limits, Plan, run
 from lowbit_lab.bench.core.suite import chosen
 from lowbit_lab.bench.suites.search import Data, Index, Search, _data, nearest
 
-pytestmark = pytest.mark.slow
-
 HAS_FAISS = importlib.util.find_spec("faiss") is not None
 QUICK = Limits(noise=0.5, seconds=0.05, least_rounds=3)
 

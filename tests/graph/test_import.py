@@ -13,8 +13,6 @@ from lowbit.graph.onnx import from_onnx, imported
 from lowbit.graph.passes import simplified
 from lowbit.graph.passes.infer import inferred
 
-pytestmark = pytest.mark.slow
-
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 

@@ -19,8 +19,6 @@ from lowbit.graph.passes.infer import inferred
 from lowbit.graph.session import Session
 from lowbit.numerics import QTensor, quantize
 
-pytestmark = pytest.mark.slow
-
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 quantization = pytest.importorskip("onnxruntime.quantization")

@@ -118,7 +118,6 @@ def test_shapes_and_activations_that_do_not_fit() -> None:
         evaluate(layer(activations=("Fancy",)).graph(), {"x0": x})
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])

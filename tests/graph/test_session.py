@@ -32,7 +32,6 @@ def _close(got: dict[str, np.ndarray], want: dict[str, np.ndarray], graph: Graph
         assert np.abs(got[name] - value).max(initial=0) <= limit * spread
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", NETS)
 @pytest.mark.parametrize("name", SETS)
 def test_every_instruction_set(make: Callable[[], Graph], name: str) -> None:
@@ -47,7 +46,6 @@ def test_every_instruction_set(make: Callable[[], Graph], name: str) -> None:
         np.testing.assert_array_equal(made[0][output], made[1][output])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", QUANTIZED)
 def test_the_same_bits_on_every_instruction_set(make: Callable[[], Graph]) -> None:
     graph = with_formats(make(), batch=2)

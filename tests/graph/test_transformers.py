@@ -13,8 +13,6 @@ import pytest
 from lowbit.graph import Session, load, save
 from lowbit.graph.onnx import from_onnx
 
-pytestmark = pytest.mark.slow
-
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 onnxruntime = pytest.importorskip("onnxruntime")

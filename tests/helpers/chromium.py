@@ -17,10 +17,7 @@ from typing import Any
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-BROWSED = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to open the page in"),
-]
+BROWSED = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to open the page in")
 
 
 class Browser:

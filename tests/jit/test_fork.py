@@ -7,10 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 Words = Callable[..., list[str]]
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 # Items of very different length: this thread is done, and interrupted, while others still work.
 UNEVEN = """
 import ctypes, os, signal, sys, threading, time

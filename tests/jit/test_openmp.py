@@ -119,7 +119,6 @@ print(len(others), count(used), *(count(path) == 3 for path in others))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="no scikit-learn")
 @pytest.mark.parametrize(

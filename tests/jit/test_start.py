@@ -9,8 +9,6 @@ import pytest
 
 from lowbit.isa import SETS, available
 
-pytestmark = pytest.mark.slow
-
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 Words = Callable[..., list[str]]
 

@@ -17,8 +17,6 @@ from lowbit.kernels.triton.fast.attention_backward import BackwardConfig  # noqa
 from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 GPUS = [80, 90]
 
 

@@ -21,8 +21,6 @@ from lowbit.kernels.triton import fast  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 from lowbit.torch.functional import pack_int4  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 MODULES = {
     one.name: importlib.import_module(f"{fast.__name__}.{one.name}")
     for one in pkgutil.iter_modules(fast.__path__)

@@ -25,8 +25,6 @@ from lowbit.kernels.cpu.attention.plan import (
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, float_micro_kernels
 from lowbit.spec.attention import causal_diagonal
 
-pytestmark = pytest.mark.slow
-
 U, UB = 2.0**-24, 2.0**-8
 DTYPES = {
     "f32": np.dtype(np.float32), "bf16": np.dtype(bfloat16), "u8": np.dtype(np.uint8),

@@ -265,7 +265,6 @@ def test_how_many_programs_share_a_head() -> None:
     assert config.splits(gpu, 8, 100) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [None, torch.int8], ids=str)
 def test_opcheck(kind: torch.dtype | None) -> None:
     q, k, v = drawn(2, 2, 1, 2, 32, 16)
@@ -318,7 +317,6 @@ def compiled(kernel: Any, sm: int, options: dict[str, int], **given: Any) -> Any
     return compile_ahead(kernel, arguments, sm, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.pairs
 @pytest.mark.parametrize("cache", ["bf16", "i8", "fp8"])
 @pytest.mark.parametrize(
@@ -351,7 +349,6 @@ def test_compiled_ahead(sm: int, size: int, rows: int, given: dict[str, Any], ca
     assert made.wide_loads > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["bf16", "i8", "fp8"])
 @pytest.mark.parametrize("sm", [80, 90])
 def test_the_writer_compiled_ahead(sm: int, cache: str) -> None:

@@ -194,7 +194,6 @@ def test_what_is_chosen_fits(m: int, blocks: bool, itemsize: int, config: Any) -
     assert config.refusal(itemsize) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "zero"), [("i8", True), ("fp8e4nv", False)])
 def test_ahead_of_time(kind: str, zero: bool) -> None:
     from triton.experimental.gluon import language
@@ -218,7 +217,6 @@ def test_ahead_of_time(kind: str, zero: bool) -> None:
     assert "wgmma.wait_group.sync.aligned 1" in made.ptx
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_blocks_ahead_of_time(groups: int) -> None:
     from triton.experimental.gluon import language
@@ -262,7 +260,6 @@ def test_every_configuration_on_a_gpu(m: int, blocks: bool, itemsize: int, confi
             assert ((z.double() - exact).abs() <= budget + 1e-6).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_rows_ahead_of_time(symmetric: bool, sm: int) -> None:

@@ -165,7 +165,6 @@ def test_configurations_that_do_not_fit() -> None:
     assert "shared memory" in str(EightByFourConfig(128, 256, 1, 8, 6).refusal(128))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "group", "zero", "columns", "warps"),
     [("i8", 128, True, 256, 8), ("i8", 128, False, 128, 4), ("i8", 64, True, 128, 4),

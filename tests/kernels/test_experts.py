@@ -256,7 +256,6 @@ def _sorted_kinds(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(("experts", "splits"), [(32, 2), (128, 1)])
 def test_ahead_of_time_few_rows(sm: int, experts: int, splits: int) -> None:
@@ -273,7 +272,6 @@ def test_ahead_of_time_few_rows(sm: int, experts: int, splits: int) -> None:
     assert barriers[0] >= barriers[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("experts", [32, 128])
 def test_ahead_of_time_many_rows(experts: int) -> None:
     from triton.experimental.gluon import language
@@ -290,7 +288,6 @@ def test_ahead_of_time_many_rows(experts: int) -> None:
     assert made.count("UTMALDG") >= 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(("name", "given"), [
     ("route_kernel", {"BLOCK": 4096}), ("route_kernel", {"BLOCK": 32}),

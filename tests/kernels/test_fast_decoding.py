@@ -91,7 +91,6 @@ def test_operators_keep_their_promises() -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(("name", "flags"), [
     ("rotate_kernel", (True, True)), ("rotate_kernel", (True, False)),

@@ -19,8 +19,6 @@ from lowbit.torch import functional  # noqa: E402
 from lowbit_lab import interpreter  # noqa: E402
 from lowbit_lab.backends.host import run_checked  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1), (3, 37), (2, 5, 16), (7, 129), (1, 1000), (0, 5), (5, 263)]
 

@@ -47,7 +47,7 @@ SIZES = [
     (1, 460, 9),
     (3, 21, 5),
     (9, 50, 37),
-    pytest.param((34, 33, 70), marks=pytest.mark.slow),
+    pytest.param((34, 33, 70)),
 ]
 X86 = pytest.mark.skipif(
     not llvm.get_process_triple().startswith("x86_64"), reason="LLVM here generates no x86 code"

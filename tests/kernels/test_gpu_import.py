@@ -11,8 +11,6 @@ import pytest
 
 pytest.importorskip("triton")
 
-pytestmark = pytest.mark.slow
-
 CODE = """import sys, torch
 {before}
 from lowbit.torch.functional import softmax

@@ -138,7 +138,6 @@ def served_by(a: np.ndarray, packed: PackedMatrix) -> str:
 
 @pytest.mark.pairs
 @needs_avx2
-@pytest.mark.slow
 @pytest.mark.parametrize("fill", ["full range", "normal", "one column"])
 @pytest.mark.parametrize("sizes", [(32, 40, 130), (67, 33, 513), (97, 50, 1030)])
 def test_products_are_exact(fill: str, sizes: tuple[int, int, int]) -> None:

@@ -22,8 +22,6 @@ from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
 from lowbit_lab.languages.triton import TritonKernel  # noqa: E402
 from lowbit_lab.run.bind import TensorArgument, bind  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 GPUS = [80, 90]
 TYPES = ["fp32", "bf16"]
 

@@ -24,9 +24,6 @@ from lowbit_lab.languages.triton import TritonKernel
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # pyright: reportOperatorIssue=false
 
-# Kernels in Numba are compiled in a process of their own.
-SLOW = pytest.mark.slow
-
 
 def blocks(meta: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(meta["N"], meta["B"]),)
@@ -214,15 +211,11 @@ ASSEMBLY = (
         (FILE, "tl.extra.cuda.libdevice.tanh(x)", "triton.language.extra.cuda.libdevice.tanh"),
         (FILE, "x + tl.extra.cuda.smid()", "extra.cuda.utils.smid"),
         (FILE, ASSEMBLY, "inline_asm"),
-        pytest.param(
-            NUMBA, "libdevice.fast_expf(x[i])", "numba.cuda.libdevice.fast_expf", marks=SLOW
-        ),
-        pytest.param(NUMBA, "fast_expf(x[i])", "numba.cuda.libdevice.fast_expf", marks=SLOW),
-        pytest.param(NUMBA, "cuda.shfl_sync(1, x[i], 1)", "has no cuda.shfl_sync", marks=SLOW),
-        pytest.param(NUMBA, "x[i:][0]", "single elements only", marks=SLOW),
-        pytest.param(
-            NUMBA, "x.flat[i]", "x.flat: the checker follows single elements only", marks=SLOW
-        ),
+        pytest.param(NUMBA, "libdevice.fast_expf(x[i])", "numba.cuda.libdevice.fast_expf"),
+        pytest.param(NUMBA, "fast_expf(x[i])", "numba.cuda.libdevice.fast_expf"),
+        pytest.param(NUMBA, "cuda.shfl_sync(1, x[i], 1)", "has no cuda.shfl_sync"),
+        pytest.param(NUMBA, "x[i:][0]", "single elements only"),
+        pytest.param(NUMBA, "x.flat[i]", "x.flat: the checker follows single elements only"),
     ],
 )
 def test_what_the_interpreter_cannot_run_is_no_fault_of_the_kernel(
@@ -312,7 +305,6 @@ def test_the_progress_is_told_case_by_case() -> None:
     assert {error is not None for *_, error in told} == {True}
 
 
-@SLOW
 def test_a_numba_check_is_told_from_its_own_process(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "mine.py"

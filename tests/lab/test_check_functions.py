@@ -29,8 +29,6 @@ from lowbit_lab import check, interpreter, trace_kernel  # noqa: E402
 from lowbit_lab.checks.operators import check_gpu, functions  # noqa: E402
 from lowbit_lab.run.language import rounded_bits  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 # Triton's own annotations do not know what launches a kernel, and with what.
 # pyright: reportArgumentType=false, reportCallIssue=false
 

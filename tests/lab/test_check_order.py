@@ -20,8 +20,6 @@ from torch import Tensor  # noqa: E402
 from lowbit.spec import operation  # noqa: E402
 from lowbit_lab import check  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 
 @operation(exercise={"N": 3, "T": 70}, at_most={"N": 17})
 def sums(x: Float32[np.ndarray, "N T"]) -> Float32[np.ndarray, "N"]:

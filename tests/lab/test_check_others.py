@@ -21,8 +21,6 @@ from lowbit_lab import CpuKernel, check, check_file, trace_kernel
 from lowbit_lab.checks.result import CheckResult
 from lowbit_lab.run.bind import Parameter, TensorArgument, bind
 
-pytestmark = pytest.mark.slow
-
 
 def row_sum(a: UInt8[np.ndarray, "R T"]) -> Int32[np.ndarray, "R"]:
     return a.sum(axis=1)

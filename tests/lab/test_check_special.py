@@ -202,7 +202,6 @@ def not_above_zero(x_ptr, z_ptr, N, B: tl.constexpr):
     tl.store(z_ptr + i, (x <= 0.0) == 0, mask=i < N)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "spec", "grid", "fill"),
     [
@@ -222,7 +221,6 @@ def test_a_lost_special_value_is_an_error(kernel: Any, spec: Any, grid: Any, fil
     assert result.findings[0].fill == fill
 
 
-@pytest.mark.slow
 def test_a_maximum_may_drop_a_nan_and_says_so() -> None:
     result = check(maximum_without_nan, largest_of_row, grid=rows, device="cpu")
     assert result.ok, str(result)
@@ -271,7 +269,7 @@ def relu_of_product(x_ptr, y_ptr, z_ptr, N0, N1, B0: tl.constexpr, B1: tl.conste
         (relu_with_nan, relu, blocks),
         (clamp_with_nan, relu, blocks),
         (leaves_out_what_has_no_weight, weighted, blocks),
-        pytest.param(norm_in_one_pass, normalised, rows, marks=pytest.mark.slow),
+        pytest.param(norm_in_one_pass, normalised, rows),
         (
             relu_of_product,
             exercises.outer_mul_relu,

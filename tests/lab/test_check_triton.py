@@ -22,8 +22,6 @@ from lowbit.spec import Operation, exercises
 from lowbit.spec.cases import cases_of, size_sets, tile_sets
 from lowbit_lab import check, trace_kernel
 
-pytestmark = pytest.mark.slow
-
 EXERCISES = list(exercises.exercises)
 
 

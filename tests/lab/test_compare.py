@@ -370,7 +370,6 @@ def gpu_compilers() -> bool:
     return True
 
 
-@pytest.mark.slow
 def test_every_planted_fault_is_named_with_its_line() -> None:
     if not gpu_compilers():
         pytest.skip("NVVM or NVRTC is not installed")

@@ -14,8 +14,6 @@ from lowbit.spec import Operation
 from lowbit_lab import check
 from lowbit_lab.backends.source import load
 
-pytestmark = pytest.mark.slow
-
 HERE = Path(__file__).parent
 WRONG = [one for path in sorted(HERE.glob("wrong_functions/*.py")) for one in load(path).WRONG]
 UNUSUAL = [

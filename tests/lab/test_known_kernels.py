@@ -13,8 +13,6 @@ from lowbit_lab import check
 from lowbit_lab.backends.source import load
 from lowbit_lab.languages.triton import TritonKernel
 
-pytestmark = pytest.mark.slow
-
 HERE = Path(__file__).parent
 WRONG = [known for path in sorted(HERE.glob("wrong/*.py")) for known in load(path).WRONG]
 UNUSUAL = [known for path in sorted(HERE.glob("unusual/*.py")) for known in load(path).UNUSUAL]

@@ -21,8 +21,6 @@ from lowbit_lab.checks.cases import check_request
 from lowbit_lab.exercises.course import Exercise, course, find
 from lowbit_lab.exercises.learn import Progress, Standing, folder, starter, teaching
 
-pytestmark = pytest.mark.slow
-
 OPERATIONS = list(exercises)
 EMPTY = "    pass  # your kernel"
 EXERCISES = tuple(course)

@@ -17,8 +17,6 @@ from lowbit_lab.exercises.learn import Progress, teaching
 from lowbit_lab.exercises.notebook import check_exercise, notebook, write_notebooks
 
 nbformat = pytest.importorskip("nbformat")
-pytestmark = pytest.mark.slow
-
 EMPTY = "    pass  # your kernel"
 
 

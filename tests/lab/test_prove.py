@@ -31,8 +31,6 @@ from lowbit_lab.prove.launches import _as_it_is, bounds_of_sizes, in_words  # no
 from lowbit_lab.prove.ttir import NotProvedError  # noqa: E402
 from lowbit_lab.run.bind import TensorArgument  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 HERE = Path(__file__).parent
 WRONG = [known for path in sorted(HERE.glob("wrong/*.py")) for known in load(path).WRONG]
 UNUSUAL = [known for path in sorted(HERE.glob("unusual/*.py")) for known in load(path).UNUSUAL]

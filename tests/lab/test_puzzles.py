@@ -23,8 +23,6 @@ from lowbit_lab.backends.language import bound  # noqa: E402
 from lowbit_lab.backends.source import request_of_file  # noqa: E402
 from lowbit_lab.checks.cases import check_request  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 FOLDER = Path(__file__).parent / "puzzles"
 RIGHT = [path for path in sorted(FOLDER.glob("*.py")) if not path.stem.endswith("_wrong")]
 # The sizes that are read from the numbers; of the others the specification runs at no other.

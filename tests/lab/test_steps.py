@@ -91,7 +91,6 @@ def test_compiled(name: str, one: Variant) -> None:
             right(each, Problem({"M": 3, "N": 5, "K": 2048}, operation, fill=fill), path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("one", CLAIMS)
 def test_interpreted(one: Variant) -> None:
     """Every access is checked, on sets that this machine need not have."""
@@ -112,7 +111,6 @@ def test_a_sum_that_saturates_is_caught(tmp_path: Path) -> None:
     assert f"expected {255 * 127 * 70}" in str(found.findings[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("one", steps("uint4").variants, ids=lambda one: one.name)
 def test_indices_of_numba_stay_within_arrays(one: Variant) -> None:
     from numba import njit
@@ -140,7 +138,6 @@ def test_each_has_an_idea_and_says_what_it_moves(name: str) -> None:
 SMALL = {"M": 9, "N": 33, "K": 70}
 
 
-@pytest.mark.slow
 def test_times_stand_beside_errors_and_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a step that is written for no set that runs here is left out, with the reason."""
     pytest.importorskip("threadpoolctl")
@@ -221,7 +218,6 @@ for one in file.variants[:4]:
 """
 
 
-@pytest.mark.slow
 def test_threads_of_a_gpu_are_simulated() -> None:
     pytest.importorskip("triton")
     environment = {
@@ -244,7 +240,6 @@ def has(name: str) -> bool:
     return True
 
 
-@pytest.mark.slow
 def test_steps_of_a_gpu_are_right_and_compiled_as_meant() -> None:
     """For a GPU that is not here, with what each step is about."""
     pytest.importorskip("triton")

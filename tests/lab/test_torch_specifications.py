@@ -17,8 +17,6 @@ from torch import Tensor  # noqa: E402
 
 from lowbit_lab import check  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 
 def softmax(x: Float32[Tensor, "N0 T"]) -> Float32[Tensor, "N0 T"]:
     largest = x.max(1, keepdim=True)[0]

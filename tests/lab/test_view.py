@@ -27,8 +27,6 @@ from lowbit_lab.explain.kernels import product_kernels
 from lowbit_lab.run.trace import Access
 from lowbit_lab.views.run import view_file, view_named
 
-pytestmark = pytest.mark.slow
-
 
 def blocks(meta: dict[str, Any]) -> int:
     return -(-meta["N0"] // meta["B0"])

@@ -23,8 +23,6 @@ from lowbit_lab import View, check, view
 from lowbit_lab.checks.run import view_failing
 from lowbit_lab.checks.smallest import smallest
 
-pytestmark = pytest.mark.slow
-
 HEAD = """
 import numpy as np
 import triton

@@ -127,7 +127,6 @@ def test_embeddings_that_are_quantized(name, tmp_path):
     near(by_torch(tmp_path).logits(IDS), want)
 
 
-@pytest.mark.slow
 def test_a_real_model():
     """Zero points that are real numbers, a table that the head shares; texts together."""
     lm, want = by_torch(smollm2(), context=64), by_cpu(smollm2(), context=64)

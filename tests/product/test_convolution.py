@@ -28,8 +28,6 @@ from lowbit.product.prepare import prepare
 from lowbit.product.product import Convolution, Product
 from lowbit.product.requests import convolved
 
-pytestmark = pytest.mark.slow
-
 CASES: dict[str, dict[str, Any]] = {
     "first layer": {"size": (19, 22), "channels": 3, "kernel": (7, 7), "stride": 2, "padding": 3},
     "whole lines": {"size": (9, 7), "channels": 64, "kernel": (3, 3), "padding": 1},

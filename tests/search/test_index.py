@@ -14,8 +14,6 @@ from lowbit.numerics import Range, int_format, quantize_rows
 from lowbit.search.codec import Metric
 from lowbit.search.groups import Chunk, Queries, group_maxima
 
-pytestmark = pytest.mark.slow
-
 RANGES: dict[int, Range] = {8: "minmax", 4: "mse"}
 
 

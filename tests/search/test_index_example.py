@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 
 def test_the_example_finds_neighbours(
     example: Callable[[str], Any],

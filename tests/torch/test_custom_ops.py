@@ -14,8 +14,6 @@ from lowbit.torch import Int4DynamicConfig, Int8DynamicConfig, QuantizeConfig, Q
 from lowbit.torch.functional.linear import dequantize_weight
 from lowbit.torch.functional.linear import linear_op as linear
 
-pytestmark = pytest.mark.slow
-
 BACKENDS = ["eager", "aot_eager"] + ["inductor"] * (shutil.which("g++") is not None)
 
 

@@ -12,9 +12,6 @@ from nets import Net, random_inputs, with_formats
 from lowbit.graph import Session
 from lowbit.graph.evaluate import evaluate
 
-pytestmark = pytest.mark.slow
-
-
 UNARY: dict[str, Make] = {
     **{name: op(name) for name in (
         "Relu", "Sigmoid", "Silu", "HardSwish", "Tanh", "Softplus", "Softsign", "Mish", "Neg",

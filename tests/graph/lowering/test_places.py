@@ -11,8 +11,6 @@ from nets import Net, random_inputs
 from lowbit.graph import Session
 from lowbit.graph.operator import operators
 
-pytestmark = pytest.mark.slow
-
 # Operators that have a meaning and no kernel, and why.
 NOT_SERVED = {
     "ConstantOfShape": "a constant once sizes are known",

@@ -15,8 +15,6 @@ from lowbit.graph.onnx import OPSETS, from_onnx
 from lowbit.graph.operator import operators
 
 onnx = pytest.importorskip("onnx")
-pytestmark = pytest.mark.slow
-
 _FUNCTIONS = {
     "CenterCropPad", "MeanVarianceNormalization", "NegativeLogLikelihoodLoss", "ReduceLogSum",
     "RotaryEmbedding", "SoftmaxCrossEntropyLoss",

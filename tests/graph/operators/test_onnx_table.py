@@ -8,7 +8,6 @@ import pytest
 from repository_tools import tool
 
 pytest.importorskip("onnx")
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 BEGIN, END = "<!-- python tools/operators.py -->\n", "<!-- end -->"
 

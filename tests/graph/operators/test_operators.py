@@ -19,8 +19,6 @@ from lowbit.graph.operator import operators
 from lowbit.graph.passes.infer import inferred
 from lowbit.numerics import quantize_rows
 
-pytestmark = pytest.mark.slow
-
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 

@@ -31,8 +31,6 @@ from lowbit.kernels.cpu.tensors.elementwise import (
 )
 from lowbit.spec.post_ops import FUNCTIONS
 
-pytestmark = pytest.mark.slow
-
 RunAll = Callable[..., dict[str, np.ndarray]]
 
 

@@ -12,8 +12,6 @@ from tests.kernels.tensors.data import AFFINE, DTYPES, assert_same, data, poison
 from lowbit.kernels.cpu.tensors.indexing import GatherForm, flat_indices, gather, gather_block
 from lowbit.kernels.cpu.tensors.sorting import argmax, argmax_block
 
-pytestmark = pytest.mark.slow
-
 RunAll = Callable[..., dict[str, np.ndarray]]
 
 

@@ -14,8 +14,6 @@ from lowbit.kernels.cpu.tensors.indexing import BLOCK, ScatterForm, scatter
 from lowbit.kernels.cpu.tensors.reductions import running_sums
 from lowbit.kernels.cpu.tensors.sorting import ARRAYS, sort
 
-pytestmark = pytest.mark.slow
-
 RunAll = Callable[..., dict[str, np.ndarray]]
 WIDE = {**DTYPES, "s64": np.dtype(np.int64)}
 

@@ -11,8 +11,6 @@ from tests.kernels.tensors.data import SIZES
 from lowbit.isa import TABLE
 from lowbit.kernels.cpu.tensors.elementwise import lookup
 
-pytestmark = pytest.mark.slow
-
 RunAll = Callable[..., dict[str, np.ndarray]]
 VBMI = TABLE.get("avx512_vbmi")
 

@@ -20,8 +20,6 @@ from lowbit.kernels.cpu.tensors.reductions import (
     reduce_rows,
 )
 
-pytestmark = pytest.mark.slow
-
 RunAll = Callable[..., dict[str, np.ndarray]]
 LEAST = {"u8": 0, "s8": -128, "f32": -np.inf, "bf16": -np.inf}
 

@@ -20,8 +20,6 @@ from lowbit.kernels.cpu.tensors.rows import (
     softmax_parameters,
 )
 
-pytestmark = pytest.mark.slow
-
 RunAll = Callable[..., dict[str, np.ndarray]]
 UNIT = 2.0**-24
 DTYPES = {

@@ -26,8 +26,6 @@ from lowbit.torch import (
     to_graph,
 )
 
-pytestmark = pytest.mark.slow
-
 Network = tuple[nn.Module, Callable[[int], Any]]
 
 

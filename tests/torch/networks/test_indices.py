@@ -17,8 +17,6 @@ from lowbit.graph.files import load, save
 from lowbit.graph.session import Session
 from lowbit.torch import StaticInt8Config, compile, quantize_, summary
 
-pytestmark = pytest.mark.slow
-
 INF = math.inf
 FIRST, SECOND = torch.tensor([0, 3, 1]), torch.tensor([1, -1, 2])
 CHECKERS = torch.arange(24).reshape(4, 6) % 2 == 0

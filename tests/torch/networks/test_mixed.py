@@ -24,8 +24,6 @@ from lowbit.torch import (
     to_graph,
 )
 
-pytestmark = pytest.mark.slow
-
 Build = Callable[[str], tuple[nn.Module, Callable[[int], Any]]]
 
 

@@ -12,8 +12,6 @@ from repository_tools import tool
 from lowbit.torch.capture import export
 from lowbit.torch.capture.builder import converters
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 
 

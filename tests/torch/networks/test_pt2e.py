@@ -17,8 +17,6 @@ from lowbit.graph.passes import simplified
 from lowbit.numerics import QTensor
 from lowbit.torch import CompiledModule, compile, to_graph
 
-pytestmark = pytest.mark.slow
-
 Build = Callable[[str], tuple[nn.Module, Callable[[int], Any]]]
 
 

@@ -16,8 +16,6 @@ from lowbit.graph.session import Session
 from lowbit.isa import available
 from lowbit.torch import StaticInt8Config, quantize_
 
-pytestmark = pytest.mark.slow
-
 Array = np.ndarray[Any, Any]
 SETS = [name for name in (available()[0], "avx2") if name in available()]
 

@@ -17,8 +17,6 @@ from lowbit.graph import load, save
 from lowbit.graph.session import Session
 from lowbit.torch import StaticInt8Config, compile, quantize_, to_graph
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_batch_that_a_model_fixes_stays_fixed(caplog: pytest.LogCaptureFixture) -> None:
     class Fixed(nn.Module):

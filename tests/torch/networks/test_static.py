@@ -26,8 +26,6 @@ from lowbit.torch import (
     quantize_,
 )
 
-pytestmark = pytest.mark.slow
-
 Build = Callable[[str], tuple[nn.Module, Callable[[int], Any]]]
 
 
