@@ -16,6 +16,7 @@ def house() -> ModuleType:
     return tool("house")
 
 
+@pytest.mark.deep
 def test_nothing_is_over_its_bound(house: ModuleType) -> None:
     found = house.measures(house.House(ROOT / "src"))
     assert not [str(measure) for measure in found if measure.over]

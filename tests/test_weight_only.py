@@ -90,6 +90,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
     return out
 
 
+@pytest.mark.deep("u4-*", "*-vnni/avx512_vnni", "*-vnni/amx*")
 @pytest.mark.pairs
 @pytest.mark.parametrize("micro", GROUPED, ids=repr)
 @pytest.mark.parametrize("spec", [linear_weight_only, linear_groups], ids=str)
@@ -138,6 +139,7 @@ def test_tiles_interpreted(
     np.testing.assert_array_equal(out, run(x, packed, isa="generic"))
 
 
+@pytest.mark.deep("*-avx512_vnni", "*-False-int8-generic", "64-512-*", "*-amx*")
 @pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
@@ -237,6 +239,7 @@ def _near(y: np.ndarray, x: np.ndarray, w: np.ndarray, digits: float) -> None:
     assert (np.abs(y - reference) <= digits * (mass + np.abs(x).max() * np.abs(w).sum(0))).all()
 
 
+@pytest.mark.deep("147-64-int4-avx512", "147-64-int4-amx*")
 @ISAS
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8"])
 @pytest.mark.parametrize(
@@ -255,6 +258,7 @@ def test_last_groups_may_be_shorter(isa: str, dtype: str, k: int, group: int | N
     assert not y[5].any()
 
 
+@pytest.mark.deep("int8-generic")
 @ISAS
 @pytest.mark.parametrize("dtype", ["uint4", "int8", "uint8"])
 def test_real_zero_points(isa: str, dtype: str) -> None:
@@ -288,6 +292,7 @@ def _as_in_gguf(dtype: Any, k: int, n: int, group: int) -> tuple[QTensor, Any, n
     return q, zero, wide * (values.astype(np.float64) - fmt.qmin) + low
 
 
+@pytest.mark.deep("*-avx512_vnni", "*-avx512", "*-amx*")
 @pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("dtype", ["uint4", "uint8"])
@@ -422,6 +427,7 @@ def test_layouts_steps_and_outputs() -> None:
         assert lowbit.linear_weight_only(x[: shape[0]], empty).size == 0
 
 
+@pytest.mark.deep("int4-8-avx2", "int8-None-avx512_vnni", "int4-8-avx2_vnni", "int8-None-amx*")
 @ISAS
 @pytest.mark.parametrize("group", [None, 8, 32])
 @pytest.mark.parametrize("dtype", ["int4", "int8"])

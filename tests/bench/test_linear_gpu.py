@@ -81,6 +81,7 @@ def record() -> Record:
     return made
 
 
+@pytest.mark.deep
 def test_everybody_is_right_and_timed_warm_and_cold(record: Record) -> None:
     kinds = {(row.dtypes, row.case, row.weights) for row in record.rows if row.kind == OURS}
     assert kinds == {(f, s, w) for f in FORMATS for s in SHAPES for w in ("warm", "cold")}

@@ -118,6 +118,7 @@ def test_shapes_use_all_accumulators() -> None:
         assert not any(re.match(r"(mov|dup) v\d+\.(16b|4s)", line) for line in loop)
 
 
+@pytest.mark.deep("widening/avx512", "widening/amx*")
 @MICRO_KERNELS
 def test_lines_that_the_next_step_writes_are_claimed(micro: MicroKernel) -> None:
     """One for each 64 bytes that a step stores, of one panel and of as many as it can have."""

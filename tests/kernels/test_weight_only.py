@@ -297,6 +297,7 @@ def _kinds(planes: int, group: int, half: bool, gated: bool = False, **more: Any
     }  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("planes", "group", "half"), [(1, 128, False), (2, 32, True)])
@@ -317,6 +318,7 @@ def test_ahead_of_time_few_rows(sm: int, planes: int, group: int, half: bool, ga
     assert made.count("SHFL") == 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("planes", "group", "half", "gated"), [
     (1, 128, False, False), (1, 32, True, False), (1, 128, False, True),
 ])  # fmt: skip
@@ -339,6 +341,7 @@ def test_ahead_of_time_many_rows(planes: int, group: int, half: bool, gated: boo
     assert made.count("UTMALDG") >= 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("planes", [1, 2])
 def test_ahead_of_time_dequantized(sm: int, planes: int) -> None:

@@ -71,6 +71,7 @@ def _fails(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.deep
 def test_a_function_is_quantized_run_and_reported_on(here: Path) -> None:
     told = _run("quantize", "tiny_of_tests:pair", "--data", "random", "--out", "int8")
     assert "Conv int8" in told
@@ -122,6 +123,7 @@ def test_times_of_a_record_are_taken_in(here: Path) -> None:
         report.with_latency(found, {"suite": "networks", "benchmarks": []})
 
 
+@pytest.mark.deep
 def test_data_of_a_file(here: Path) -> None:
     np.save("twenty.npy", np.ones((20, 3, 12, 12), np.float32))
     found = source.find("tiny_of_tests:network", "twenty.npy")
@@ -161,6 +163,7 @@ class Judged(Model):
         return classified(run(x), np.zeros(limit, int), reference(x) if reference else None)
 
 
+@pytest.mark.deep
 def test_accuracy_is_measured_where_it_can_be(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "get", lambda name: Judged())
     told = _run("quantize", "judged", "--samples", "40", "--out", "judged")

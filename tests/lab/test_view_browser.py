@@ -326,6 +326,7 @@ def test_registers_and_tiles(browser: Browser, tmp_path: Path) -> None:
     assert browser.thrown() == []
 
 
+@pytest.mark.deep
 def test_the_page_loads_nothing_and_fits_a_frame(browser: Browser, tmp_path: Path) -> None:
     seen = softmax_view()
     page = tmp_path / "notebook.html"

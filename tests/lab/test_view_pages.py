@@ -112,6 +112,7 @@ def test_numbers_of_a_program_and_costs_of_lines(browser: Browser, tmp_path: Pat
     assert browser.thrown() == []
 
 
+@pytest.mark.deep
 def test_both_sides_of_a_race(browser: Browser, tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "race.py"
