@@ -120,3 +120,31 @@ def test_halves_of_two_parameters_take_turns() -> None:
     even, odd = covering((3, 5), 0), covering((3, 5), 1)
     assert even.isdisjoint(odd)
     assert even | odd == set(product(range(3), range(5)))
+
+
+def test_so_many_items_are_drawn(pytester: pytest.Pytester) -> None:
+    helpers = Path(cpu_budget.__file__).parent
+    pytester.makeini(
+        f"[pytest]\npythonpath = {helpers}\naddopts = -p drawn_parameters\n"
+        "markers =\n    drawn(count): so many\n    pairs: some"
+    )
+    pytester.makepyfile("""
+import pytest
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("number", range(10))
+def test_some(number): pass
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("number", range(2))
+def test_few(number): pass
+
+def test_always(): pass
+""")
+    drawn = set[str]()
+    for seed in range(12):
+        outcome = pytester.runpytest_inprocess("-v", "--draw", str(seed))
+        outcome.assert_outcomes(passed=6, deselected=7)
+        drawn.update(line.partition(" ")[0] for line in outcome.outlines if " PASSED" in line)
+    assert len(drawn) > 10, "the same items in every run"
+    pytester.runpytest_inprocess("--all-combinations").assert_outcomes(passed=13)

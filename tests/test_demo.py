@@ -344,7 +344,9 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Pa
     console = pytest.importorskip("rich.console")
     path = tmp_path_factory.mktemp("demo") / "result.json"
     file = io.StringIO()
-    result = lowbit_lab.demo.run(sentences=40, repeats=4, threads=1, peers=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lowbit_lab.demo.answer._ROUNDS", 1)
+        result = lowbit_lab.demo.run(sentences=40, repeats=4, threads=1, peers=False)
     console.Console(file=file, width=80).print(result.text(), soft_wrap=True)
     path.write_text(result.to_json())
     return result, file.getvalue(), path

@@ -128,7 +128,7 @@ for _ in range(3):
 
 @pytest.mark.deep
 def test_a_child_can_do_everything_whatever_other_threads_did(words: Words) -> None:
-    assert words(CODE, "8") == ["0"] * 8
+    assert words(CODE, "4") == ["0"] * 4
 
 
 @pytest.mark.deep

@@ -144,6 +144,7 @@ NEVER_ZEROED = THROUGH_SHARED.replace("    partial[t] = 0\n", "")
 ATOMIC_ADD = "cuda.atomic.add(z, cuda.blockIdx.x, x[cuda.blockIdx.x, j])"
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("body", "form", "finds"),

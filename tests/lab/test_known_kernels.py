@@ -61,6 +61,7 @@ def test_a_wrong_kernel_is_caught_and_named(
         assert any(line in text for text in shown), shown
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.deep
 @pytest.mark.parametrize(("kernel", "wanted", "warnings"), UNUSUAL, ids=_names(UNUSUAL))
 def test_an_unusual_kernel_passes(
