@@ -336,6 +336,9 @@ class TestAnswer:
         assert result.tokens_per_second > 0 < result.peer_tokens_per_second
 
 
+deep_fixtures = ("short_run",)
+
+
 @pytest.fixture(scope="module")
 def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Path]:
     """A run over few sentences: its result, what it printed, its JSON file."""

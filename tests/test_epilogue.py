@@ -109,6 +109,7 @@ def _call(steps: tuple[Any, ...], **more: Any) -> Any:
     return lowbit.matmul_scaled(**PROBLEM["call"], **operands, post_ops=steps, **more)
 
 
+@pytest.mark.pairs
 @pytest.mark.deep("*-avx512_vnni", "*-amx*")
 @ISAS
 @pytest.mark.parametrize("steps", STEPS, ids=str)

@@ -176,6 +176,7 @@ def test_nan_is_the_same_bits_everywhere(
         assert (bits == nan).all()
 
 
+@pytest.mark.pairs
 @SETS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize(("lies_a", "lies_b"), [("C", "C"), ("C", "F"), ("F", "C")])
@@ -206,6 +207,7 @@ def test_chunks(isa: str, dtype: Any, out_dtype: Any, monkeypatch: pytest.Monkey
     prepare_gemm.cache_clear()
 
 
+@pytest.mark.pairs
 @pytest.mark.deep(
     "1-90-700-bfloat16-avx2",
     "6-70-500-bfloat16-generic",

@@ -264,6 +264,7 @@ def test_weights_that_cannot_saturate_get_the_narrow_kernel(isa: str) -> None:
                 np.testing.assert_array_equal(lowbit.matmul(a, b, isa=isa), expected)
 
 
+@pytest.mark.pairs
 @pytest.mark.deep("sizes1-avx2", "sizes1-avx2_vnni")
 @ISAS
 @pytest.mark.parametrize("sizes", [(8, 1, 9), (23, 4, 553), (71, 3, 67), (40, 8, 27), (50, 16, 5)])

@@ -175,6 +175,7 @@ def test_rows_have_the_same_bits(
             _near(y[r : r + 1], wide, q.dequantize(), digits)
 
 
+@pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize(
     ("m", "group"), [(1, 32), (2, 16), (7, 64), (40, 32), (33, 128), (5, None)]
@@ -239,6 +240,7 @@ def _near(y: np.ndarray, x: np.ndarray, w: np.ndarray, digits: float) -> None:
     assert (np.abs(y - reference) <= digits * (mass + np.abs(x).max() * np.abs(w).sum(0))).all()
 
 
+@pytest.mark.pairs
 @pytest.mark.deep("147-64-int4-avx512", "147-64-int4-amx*")
 @ISAS
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8"])

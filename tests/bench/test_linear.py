@@ -139,6 +139,9 @@ def test_a_wrong_result_of_lowbit_stops_the_run(monkeypatch: pytest.MonkeyPatch)
         run(Linear(("2x32:32x17",), "f32", 32), Plan(peers=False, limits=QUICK))
 
 
+deep_fixtures = ("record",)
+
+
 @pytest.fixture(scope="module")
 def record() -> Record:
     with pytest.MonkeyPatch.context() as patch:

@@ -69,6 +69,9 @@ class Fake(cuda.Graphs):
         return {"gpu": "none", "versions": {"torch": "0"}}
 
 
+deep_fixtures = ("record",)
+
+
 @pytest.fixture(scope="module")
 def record() -> Record:
     with pytest.MonkeyPatch.context() as patch:

@@ -140,6 +140,7 @@ def _tables() -> list[Any]:
     return list(alike.values())
 
 
+@pytest.mark.drawn(14)
 @pytest.mark.deep("*-2097151-*", "*-config38-*", "*-config66-*")
 @pytest.mark.pairs
 @pytest.mark.parametrize(("kernel", "sm", "type_", "length", "config", "flags"), _tables())

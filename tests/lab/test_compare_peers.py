@@ -126,6 +126,9 @@ base = "numpy", "plain"
 """
 
 
+deep_fixtures = ("found",)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Result:
     file = tmp_path_factory.mktemp("compared") / "variants.py"

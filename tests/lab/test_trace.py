@@ -45,6 +45,9 @@ def _short() -> object:
         yield
 
 
+deep_fixtures = ("product",)
+
+
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """lowbit's own product: code that was made at run time, and has no symbols."""

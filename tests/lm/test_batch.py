@@ -29,6 +29,9 @@ def lm():
     )
 
 
+deep_fixtures = ("alone",)
+
+
 @pytest.fixture(scope="module")
 def alone(lm):
     """The texts of the prompts, each by itself."""
