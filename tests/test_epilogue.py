@@ -109,8 +109,8 @@ def _call(steps: tuple[Any, ...], **more: Any) -> Any:
     return lowbit.matmul_scaled(**PROBLEM["call"], **operands, post_ops=steps, **more)
 
 
+@pytest.mark.deep("*-avx512*", "*-amx*")
 @pytest.mark.pairs
-@pytest.mark.deep("*-avx512_vnni", "*-amx*")
 @ISAS
 @pytest.mark.parametrize("steps", STEPS, ids=str)
 def test_steps(steps: tuple[Any, ...], isa: str) -> None:

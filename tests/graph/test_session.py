@@ -47,7 +47,7 @@ def test_every_instruction_set(make: Callable[[], Graph], name: str) -> None:
         np.testing.assert_array_equal(made[0][output], made[1][output])
 
 
-@pytest.mark.deep("basic_block")
+@pytest.mark.deep
 @pytest.mark.parametrize("make", QUANTIZED)
 def test_the_same_bits_on_every_instruction_set(make: Callable[[], Graph]) -> None:
     graph = with_formats(make(), batch=2)
@@ -117,6 +117,7 @@ def test_batches_are_planned_as_they_come() -> None:
     assert session(inputs[:0]).shape == (0, 10)
 
 
+@pytest.mark.deep
 def test_plans_share_packed_weights_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = with_formats(basic_block(), batch=2)
     session = Session(graph, threads=1)

@@ -255,7 +255,7 @@ def test_causal(sizes: tuple[int, int], inputs: str) -> None:
     _everywhere(p, interpret=sizes[0] == 18)
 
 
-@pytest.mark.deep("*-sizes0", "limits1-sizes1")
+@pytest.mark.deep
 @pytest.mark.parametrize("sizes", [(70, 70), (40, 290), (90, 40)])
 @pytest.mark.parametrize("limits", [(1, 0.0), (33, 0.0), (100, 2.0), (0, 2.0)])
 def test_windows_and_caps(sizes: tuple[int, int], limits: tuple[int, float]) -> None:

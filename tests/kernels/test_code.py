@@ -89,6 +89,7 @@ def _innermost_loop(assembly: str, instruction: str) -> list[str]:
     return lines[first:last]
 
 
+@pytest.mark.drawn(33)
 @MICRO_KERNELS
 @pytest.mark.parametrize(("m", "n"), [(1, 96), (4, 96), (17, 64), (64, 96), (72, 32), (72, 16)])
 def test_the_innermost_loop_spills_nothing(micro: MicroKernel, m: int, n: int) -> None:

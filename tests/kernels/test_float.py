@@ -145,7 +145,7 @@ def check(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.deep("-sizes4-fma/avx2", "k-sizes4-multiply-add/generic", "-sizes4-fma/avx2_vnni")
+@pytest.mark.deep("*-sizes4-*")
 @pytest.mark.pairs
 @MICROS
 @pytest.mark.parametrize("sizes", SIZES)

@@ -70,6 +70,7 @@ KINDS = ["int8", "middle", "whole", "real"]
 CASES = [(3, 70, 256, 128), (17, 65, 392, 32), (1, 130, 520, 64), (40, 33, 296, 96), (2, 5, 8, 32)]
 
 
+@pytest.mark.drawn(30)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -71,7 +71,7 @@ def test_a_solution_is_right(path: Path) -> None:
     assert result.ok, str(result)
 
 
-@pytest.mark.deep("11_matrix_product", "12_quantized_product", "10_convolution")
+@pytest.mark.deep("09_*", "1*_*")
 @pytest.mark.parametrize("path", RIGHT, ids=lambda path: path.stem)
 def test_a_wrong_solution_is_wrong(path: Path) -> None:
     result = check_file(path.with_stem(f"{path.stem}_wrong"), "cpu", stop=True)

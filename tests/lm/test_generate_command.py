@@ -79,6 +79,7 @@ def test_a_gpu_that_there_is_not():
     assert "PyTorch finds no 'cuda' here" in done.output
 
 
+@pytest.mark.deep
 def test_the_text_is_on_stdout_and_its_speed_on_stderr(model: type[FakeModel]) -> None:
     done = call("generate", "a.gguf", "Colours?", "--threads", "3")
     assert done.exit_code == 0, done.stderr

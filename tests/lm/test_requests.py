@@ -37,7 +37,7 @@ def sequences_are_given_back(lm):
     assert sorted(lm._free) == [0, 1]
 
 
-@pytest.mark.deep("*-head", "False-chunk")
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["chunk", "step", "head"])
 @pytest.mark.parametrize("done", [False, True])
 def test_ctrl_c_and_another_request(lm, answer, monkeypatch, name, done):

@@ -138,6 +138,7 @@ def _arguments(case: dict[str, Any]) -> dict[str, Any]:
     return {**chosen, "padding_mode": case.get("mode", "constant")}
 
 
+@pytest.mark.drawn(60)
 @pytest.mark.deep(
     "short lines-uint8-0-avx2",
     "whole lines-uint8-0-avx2",

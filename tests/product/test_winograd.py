@@ -66,6 +66,7 @@ def serves(x: np.ndarray, packed: lowbit.PackedConvolution, isa: str | None) -> 
     return prepare_convolution(asked).launches[0].program.name == "winograd"
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.pairs
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("isa", SETS)

@@ -76,7 +76,7 @@ def test_panels_at_an_address_that_is_not_aligned(config: QuantizeConfig) -> Non
     assert torch.equal(linear(*given), expected)
 
 
-@pytest.mark.deep("int8_dynamic-*", "int4_weight_only-inductor-False")
+@pytest.mark.deep("int8_dynamic-*", "*-inductor-*")
 @pytest.mark.pairs
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
