@@ -116,7 +116,7 @@ def div(a: Any, b: Any) -> Any:
     """The quotient towards 0. Not defined where b is 0, or where the type does not hold it."""
     floor = a // b
     up = (floor * b != a) & ((a < 0) != (b < 0))
-    return floor + (int(up) if isinstance(a, int) else np.asarray(up).astype(b.dtype)[()])
+    return floor + up
 
 
 # Remainders are of non-negative integers: kernel texts take no others.
