@@ -200,9 +200,7 @@ trunc = Primitive(_rounding(np.trunc), _of_kind(None, "trunc"))
 nearest = Primitive(_rounding(np.rint), _of_kind(None, "nearest"))
 sign = Primitive(lambda x: x if x.dtype == bool else np.sign(x), lambda x: (x > 0) - (x < 0))
 quotient = Primitive(_quotient, "div", 2)
-floor_quotient = Primitive(
-    np.floor_divide, _of_kind("floor_div", lambda x, y: floor(x / y)), 2
-)
+floor_quotient = Primitive(np.floor_divide, _of_kind("floor_div", lambda x, y: floor(x / y)), 2)
 minimum = Primitive(np.minimum, "min", 2)
 maximum = Primitive(np.maximum, "max", 2)
 where = Primitive(np.where, "where", 3)

@@ -17,7 +17,8 @@ from lowbit.kernels.cpu.tensors.sorting import ARRAYS, sort
 pytestmark = pytest.mark.slow
 
 RunAll = Callable[..., dict[str, np.ndarray]]
-WIDE = {**DTYPES, **{name: np.dtype(name) for name in ("int16", "int32", "uint32", "int64", "uint64")}}
+WHOLE = ("int16", "int32", "uint32", "int64", "uint64")
+WIDE = {**DTYPES, **{name: np.dtype(name) for name in WHOLE}}
 
 
 def numbers(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -30,7 +31,7 @@ def numbers(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
 @pytest.mark.pairs
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize(("count", "kept"), [(1, 1), (2, 1), (7, 7), (33, 5), (64, 64), (65, 2)])
-@pytest.mark.parametrize("name", ["f32", "bf16", "u8", "s8", "int16", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("name", ["f32", "bf16", "u8", "s8", *WHOLE])
 def test_order(run_all: RunAll, name: str, count: int, kept: int, descending: bool) -> None:
     x = numbers(np.random.default_rng(count), name, (6, count))
     x[3:] = x[3:, :1]  # equal numbers

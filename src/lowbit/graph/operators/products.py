@@ -124,21 +124,22 @@ def _matmul_integer(
 def _gemm(node: Node, a: Array, b: Array, c: Array | None = None) -> Array:
     """alpha · A @ B + beta · C, with transA and transB; C [M, N] or what broadcasts to it."""
     a, b = a.T if node.get("transA", 0) else a, b.T if node.get("transB", 0) else b
-    alpha, beta = (_factor(node, name, a.dtype.name) for name in ("alpha", "beta"))
+    alpha, beta = (_factor(node, name, a.dtype) for name in ("alpha", "beta"))
     made = _product(a, b) * alpha
     if c is not None:
         made = made + np.broadcast_to(c, made.shape) * beta
     return made.astype(a.dtype)
 
 
-def _factor(node: Node, name: str, dtype: str) -> Array:
-    """A factor in the dtype that it is multiplied in. ValueError: of integers it has a fraction."""
-    value, kind = float(node.get(name, 1.0)), np.dtype(dtype)
-    if kind.kind not in "iu":
+def _factor(node: Node, name: str, dtype: np.dtype[Any]) -> Array:
+    """A factor of integers of this dtype, or in float64. ValueError: of integers it has a
+    fraction."""
+    value = float(node.get(name, 1.0))
+    if dtype.kind not in "iu":
         return np.array(value)
     if not value.is_integer():
         raise ValueError(f"{name} of a product of integers is {value}, and has a fraction")
-    return np.array(int(value)).astype(kind)
+    return np.array(int(value)).astype(dtype)
 
 
 def _gemm_sizes(node: Node, a: Sizes, b: Sizes, c: Sizes | None = None) -> Sizes:
@@ -402,7 +403,7 @@ def _gemm_in_parts(parts: Parts, node: Node) -> bool:
         for name, turned in ((a, "transA"), (b, "transB"))
     )
     tensor = parts.tensor(node.inputs[0])
-    dtype = tensor.dtype if is_whole(tensor) else "float32"
+    dtype = np.dtype(tensor.dtype if is_whole(tensor) else "float32")
     made = parts.matmul(a, b)
     if node.get("alpha", 1.0) != 1:
         made = parts.mul(made, parts.constant(_factor(node, "alpha", dtype).astype(dtype)))
@@ -458,7 +459,8 @@ def _each_sum(node: Node, x: Sizes, *others: Sizes) -> int:
 _TWO: dict[str, Any] = {"stays": "both of its operands are activations"}
 
 operators.add("Linear", Operator(
-    meaning=_linear, shape=_linear_sizes, lowering=_lower_linear, parts=_linear_in_parts, onnx=False, aten=("linear",),
+    meaning=_linear, shape=_linear_sizes, lowering=_lower_linear,
+    parts=_linear_in_parts, onnx=False, aten=("linear",),
     weight=Weight(0, -1, ("int8", "dynamic", "int4"), lambda node, x, weight: x),
     positions="kept", positions_if=_mixes_last, multiply_adds=_each_sum,
 ))  # fmt: skip

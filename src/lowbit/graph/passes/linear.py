@@ -25,7 +25,9 @@ def transposed(weight: Array | QTensor) -> Constant:
 
 def _of_floats(weight: Constant | None) -> TypeGuard[Array | QTensor]:
     """Whether it is a weight, of floats or of what stands for them."""
-    return isinstance(weight, QTensor) or (isinstance(weight, np.ndarray) and weight.dtype.kind == "f")
+    if isinstance(weight, np.ndarray):
+        return weight.dtype.kind not in "iub"
+    return isinstance(weight, QTensor)
 
 
 def matmul(values: Values, node: Node) -> Replacement | None:

@@ -84,7 +84,8 @@ def storing(name: str, numbers: Sequence[Any]) -> Convert:
 
 
 def _whole_part(name: str, value: Value) -> Value:
-    """float32 without its fraction, as `numerics.whole_part` has it; whether it is not 0, of bool."""
+    """float32 without its fraction, as `numerics.formats.whole_part` has it. As a bool: whether it
+    is not 0."""
     kind = WHOLE[name]
     if name == "bool":
         truth = constant_of(value, u8, 1)

@@ -144,7 +144,7 @@ def parameters_array(
 
 
 def whole_parameters(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-    """The parameters of `elementwise` where it computes in integers, of which the last bits count."""
+    """The parameters of `elementwise` where it computes in integers: of each its last bits."""
     return np.array([number % 2**64 for number in numbers], np.uint64).view(np.int64)
 
 

@@ -47,10 +47,10 @@ class Reduction(NamedTuple):
     """What is made of many numbers. It keys the code.
 
     kind: "sum", "mean", "max" or "prod". format, out: of input and output. requantized: whether
-    maxima of integers are converted; if not, input and output have one format, scale and zero point,
-    and what is stored is compared. Sums of 8-bit integers are exact, in 32 bits. Integers that stand
-    for themselves, of `WHOLE`, are computed as such, in a single format, and wrap; a mean has no
-    fraction.
+    maxima of integers are converted; if not, input and output have one format, scale and zero
+    point, and what is stored is compared. Sums of 8-bit integers are exact, in 32 bits. Integers
+    that stand for themselves, of `WHOLE`, are computed as such, in a single format, and wrap; a
+    mean has no fraction, and is of a sum in 64 bits.
     """
 
     kind: str
@@ -144,7 +144,8 @@ class Reducer:
             value = (value - self._every(count) * rounded(zero)).to(f32) * scale
         if self._reduction.kind == "mean" and divisor is not None:
             if self._reduction.whole:
-                return self._stored(quotient(value, self._every(divisor).to(element_of(value.type))))
+                numbers = self._every(divisor).to(element_of(value.type))
+                return self._stored(quotient(value, numbers))
             value = value / self._every(divisor).to(f32)
         return self._stored(value)
 
