@@ -24,7 +24,7 @@ from lowbit.kernels.cpu.tensors.elementwise import (
 from lowbit.kernels.cpu.tensors.loops import CHANNELS, interleave_channels
 
 _FLOATS = {"float32": "f32", "bfloat16": "bf16"}
-_AFFINE = {"uint8": "u8", "int8": "s8"}
+_AFFINE = {"uint8": "u8", "int8": "s8", "int32": "s32"}
 
 
 def compute(
