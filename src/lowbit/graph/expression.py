@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.operator import Array
+from lowbit.numerics.formats import whole_part
 
 NUMBER = "number"
 Operand = Any  # an array, an Expression or a number
@@ -33,7 +34,7 @@ def _operator(name: str, turned: bool = False) -> Callable[[Expression, Operand]
 class Expression:
     """A function of inputs in postfix order, and its numbers, as `plan_elementwise` takes them.
 
-    whole: whether it is of integers that stand for themselves."""
+    whole: whether it is of integers that stand for themselves, and is computed in integers."""
 
     steps: tuple[int | str, ...]
     numbers: tuple[float, ...] = ()
@@ -43,14 +44,14 @@ class Expression:
     def of(cls, operand: Operand) -> Expression:
         if isinstance(operand, Expression):
             return operand
-        return cls((NUMBER,), (float(operand),))
+        return cls((NUMBER,), (operand,))
 
     @classmethod
     def call(cls, name: str, *operands: Operand) -> Expression:
         every = [cls.of(one) for one in operands]
         steps = (step for one in every for step in one.steps)
         numbers = (number for one in every for number in one.numbers)
-        return cls((*steps, name), tuple(numbers), every[0].whole)
+        return cls((*steps, name), tuple(numbers), any(one.whole for one in every))
 
     __add__, __radd__ = _operator("add"), _operator("add", turned=True)
     __sub__, __rsub__ = _operator("sub"), _operator("sub", turned=True)
@@ -104,9 +105,43 @@ def _clamp(x: Expression, low: float, high: float) -> Expression:
 
 
 def _quotient(x: Array, y: Array) -> Array:
-    """Of integers, what is nearest to x / y towards 0."""
-    y = np.where(y == 0, 1, y)
-    return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
+    """x / y; of integers, what is nearest to it towards 0, and 0 where y is."""
+    if x.dtype.kind not in "iu":
+        return x / y
+    down = x // y
+    up = (down * y != x) & ((x < 0) != (y < 0)) & (y != 0)
+    return down + up.astype(down.dtype)
+
+
+def _power(x: Array, y: Array) -> Array:
+    """x^y, of floats in float64. Of integers it wraps, and of negative powers there is what is left
+    without a fraction."""
+    if x.dtype.kind not in "iu":
+        return np.power(x.astype(np.float64), y.astype(np.float64)).astype(x.dtype)
+    if y.dtype.kind not in "iu":
+        made = np.power(x.astype(np.float64), y.astype(np.float64))
+        return whole_part(made, x.dtype.name)
+    exponent = np.where(y < 0, y.dtype.type(0), y).astype(np.uint64)
+    made = np.power(x.astype(np.uint64), exponent).astype(x.dtype)
+    sign = np.where(y % 2 == 0, 1, -1)
+    inverse = np.where(x == 1, 1, np.where(x + 1 == 0, sign, 0)).astype(x.dtype)
+    return np.where(y < 0, inverse, made)
+
+
+def _rounding(function: np.ufunc) -> Callable[[Array], Array]:
+    """What rounds floats, and leaves integers as they are."""
+    return lambda x: x if x.dtype.kind in "iub" else function(x)
+
+
+def _of_kind(whole: str | None, real: str | Callable[..., Expression]) -> Callable[..., Expression]:
+    """A step of integers, if there is one, and what serves floats."""
+
+    def traced(*operands: Operand) -> Expression:
+        if any(isinstance(one, Expression) and one.whole for one in operands):
+            return operands[0] if whole is None else Expression.call(whole, *operands)
+        return real(*operands) if callable(real) else Expression.call(real, *operands)
+
+    return traced
 
 
 def _fmod(x: Expression, y: Expression) -> Expression:
@@ -123,7 +158,11 @@ def _remainder(x: Expression, y: Expression) -> Expression:
     return where(opposite, where(left, left + y, left), left)  # what is 0 stays so
 
 
-relu = Primitive(lambda x: np.maximum(x, x.dtype.type(0)), "relu")
+def _relu(x: Expression) -> Expression:
+    return maximum(x, 0) if x.whole else Expression.call("relu", x)
+
+
+relu = Primitive(lambda x: np.maximum(x, x.dtype.type(0)), _relu)
 clamp = Primitive(np.clip, _clamp, 3)
 sigmoid = Primitive(_sigmoid, "sigmoid")
 silu = Primitive(lambda x: x * _sigmoid(x), "silu")
@@ -155,19 +194,26 @@ atan = Primitive(np.arctan, "atan")
 asinh = Primitive(np.arcsinh, "asinh")
 acosh = Primitive(np.arccosh, "acosh")
 atanh = Primitive(np.arctanh, "atanh")
-floor = Primitive(np.floor, "floor")
-ceil = Primitive(np.ceil, "ceil")
-trunc = Primitive(np.trunc, "trunc")
-nearest = Primitive(np.rint, "nearest")
+floor = Primitive(_rounding(np.floor), _of_kind(None, "floor"))
+ceil = Primitive(_rounding(np.ceil), _of_kind(None, "ceil"))
+trunc = Primitive(_rounding(np.trunc), _of_kind(None, "trunc"))
+nearest = Primitive(_rounding(np.rint), _of_kind(None, "nearest"))
 sign = Primitive(lambda x: x if x.dtype == bool else np.sign(x), lambda x: (x > 0) - (x < 0))
-quotient = Primitive(_quotient, lambda x, y: Expression.call("trunc", x / y), 2)
+quotient = Primitive(_quotient, "div", 2)
+floor_quotient = Primitive(np.floor_divide, _of_kind("floor_div", lambda x, y: floor(x / y)), 2)
 minimum = Primitive(np.minimum, "min", 2)
 maximum = Primitive(np.maximum, "max", 2)
 where = Primitive(np.where, "where", 3)
 equal = Primitive(np.equal, "equal", 2)
 nan = Primitive(np.isnan, lambda x: 1 - equal(x, x))
 negated = Primitive(np.logical_not, lambda x: 1 - x)
-either = Primitive(np.logical_xor, lambda x, y: abs(x - y), 2)
-power = Primitive(np.power, "power", 2)
-remainder = Primitive(np.mod, _remainder, 2)
-fmod = Primitive(np.fmod, _fmod, 2)
+either = Primitive(np.logical_xor, "bits_xor", 2)
+power = Primitive(_power, "power", 2)
+remainder = Primitive(np.mod, _of_kind("mod", _remainder), 2)
+fmod = Primitive(np.fmod, _of_kind("rem", _fmod), 2)
+bits_and = Primitive(np.bitwise_and, "bits_and", 2)
+bits_or = Primitive(np.bitwise_or, "bits_or", 2)
+bits_xor = Primitive(np.bitwise_xor, "bits_xor", 2)
+bits_not = Primitive(np.bitwise_not, "bits_not")
+shift_left = Primitive(np.left_shift, "shift_left", 2)
+shift_right = Primitive(np.right_shift, "shift_right", 2)

@@ -68,7 +68,8 @@ class Session:
 
         The inputs, in the graph's order or by name: arrays of the graph's dtypes; where it keeps
         8-bit integers that stand for numbers, these numbers, float32. ValueError: an input is
-        missing, unknown, or of another shape. TypeError: of a dtype that does not convert safely.
+        missing, unknown, of another shape, or of integers that its dtype does not hold. TypeError:
+        of a dtype that does not convert safely.
         IndexError: an index that an input says is out of range.
         """
         arrays = self._arrays(positional, named)
@@ -151,8 +152,19 @@ class Session:
         if array.dtype != wanted:
             if not np.can_cast(array.dtype, wanted, "same_kind"):
                 raise TypeError(f"{name} must be {wanted}, got {array.dtype}")
+            _check_held(name, array, wanted)
             array = array.astype(wanted)
         return np.asarray(array, order="C")
+
+
+def _check_held(name: str, array: Array, wanted: np.dtype[Any]) -> None:
+    """ValueError: an integer of the array is none of the dtype that is wanted."""
+    if wanted.kind not in "iu" or array.dtype.kind not in "iu" or not array.size:
+        return
+    limits = np.iinfo(wanted)
+    for number in (int(array.min()), int(array.max())):
+        if not limits.min <= number <= limits.max:
+            raise ValueError(f"{name} must be {wanted}, which does not hold {number}")
 
 
 def _session(graph: Graph, threads: int | None, isa: str) -> Session:

@@ -104,8 +104,22 @@ add = Instruction("add", _numbers, _by_kind("add", "fadd"), operator.add)
 sub = Instruction("sub", _numbers, _by_kind("sub", "fsub"), operator.sub)
 mul = Instruction("mul", _numbers, _by_kind("mul", "fmul"), operator.mul)
 fdiv = Instruction("fdiv", _floats, _by_kind("", "fdiv"), np.divide)
-# Quotient and remainder are of non-negative integers: kernel texts divide nothing else.
-div = Instruction("div", _integers, _by_kind("sdiv"), operator.floordiv)
+
+
+def _divided(call: Call, a: ir.Value, b: ir.Value) -> Any:
+    signed = element_of(call.types[0]).kind == "s"
+    return (call.builder.sdiv if signed else call.builder.udiv)(a, b)
+
+
+@instruction(_integers, _divided)
+def div(a: Any, b: Any) -> Any:
+    """The quotient towards 0. Not defined where b is 0, or where the type does not hold it."""
+    floor = a // b
+    up = (floor * b != a) & ((a < 0) != (b < 0))
+    return floor + up
+
+
+# Remainders are of non-negative integers: kernel texts take no others.
 rem = Instruction("rem", _integers, _by_kind("srem"), operator.mod)
 and_ = Instruction("and", _integers, _by_kind("and_"), operator.and_)
 or_ = Instruction("or", _integers, _by_kind("or_"), operator.or_)
@@ -179,6 +193,16 @@ def _shift_right(call: Call, value: Any, count: int) -> Any:
 
 shl = Instruction("shl", _shift_type, _shift_left, operator.lshift)
 shr = Instruction("shr", _shift_type, _shift_right, operator.rshift)
+
+
+def _shift_right_each(call: Call, value: ir.Value, counts: ir.Value) -> Any:
+    signed = element_of(call.types[0]).kind == "s"
+    return (call.builder.ashr if signed else call.builder.lshr)(value, counts)
+
+
+# Each lane by its own count, which must be from 0 to the type's bits − 1.
+shl_each = Instruction("shl_each", _integers, _by_kind("shl"), operator.lshift)
+shr_each = Instruction("shr_each", _integers, _shift_right_each, operator.rshift)
 
 
 def _selected(condition: Type, a: Type, b: Type) -> Type:

@@ -81,6 +81,29 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
+def whole_part(x: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """Floats without their fractions, as integers of this dtype.
+
+    C does not say what becomes of floats that an integer does not hold. Here it is what x86 makes
+    of them, and NumPy and PyTorch there: int32 (for uint32, int64 and uint64: int64) of what that
+    does not hold, and of NaN, is its least number; others are the last bits of these."""
+    kind = np.dtype(dtype)
+    if kind == np.uint64:
+        half = x.dtype.type(2.0**63)
+        upper = _whole_part(x - half, 64) ^ np.int64(-(2**63))
+        return np.where(x < half, _whole_part(x, 64), upper).astype(kind)
+    return _whole_part(x, 64 if kind.itemsize == 8 or kind == np.uint32 else 32).astype(kind)
+
+
+def _whole_part(x: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
+    """int32 or int64; the least for what these do not hold."""
+    limit = 2.0 ** (bits - 1)
+    wide = x.astype(np.float64)
+    inside = (wide >= -limit) & (wide < limit)
+    whole = np.where(inside, wide, 0).astype(f"int{bits}")
+    return np.where(inside, whole, whole.dtype.type(-(2 ** (bits - 1))))
+
+
 def is_masked(value: Any) -> bool:
     """Whether it is a MaskedArray, without the import of numpy.ma, which takes a while."""
     masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)  # it may come just now

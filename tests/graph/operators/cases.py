@@ -110,6 +110,8 @@ ELEMENTWISE = [
         for op in ("And", "Or", "Xor")
         for dtype in ("uint8", "int32", "int64")
     ),
+    Case("BitShift", (whole("uint32", 3, 4), whole("uint32", 4) % 32), {"direction": "LEFT"}),
+    Case("BitShift", (whole("uint8", 3, 4), whole("uint8", 4) % 8), {"direction": "RIGHT"}),
     Case("BitwiseNot", (whole("int64", 3, 5).T,)),
     Case("OneHot", (i(1, -1, 5, 3), f(4, "int64"), n(2)), {"axis": 0}),
     Case("CastLike", (n(3, 4) * 9, i(1))),

@@ -11,7 +11,7 @@ import numpy as np
 from lowbit.graph.graph import Tensor
 from lowbit.graph.lower import Lowering, channels_last, is_dense, order_of
 from lowbit.graph.step import View
-from lowbit.kernels.cpu.shared.formats import parameters_of
+from lowbit.kernels.cpu.shared.formats import WHOLE, parameters_of
 from lowbit.kernels.cpu.tensors.elementwise import (
     Elementwise,
     Step,
@@ -19,13 +19,12 @@ from lowbit.kernels.cpu.tensors.elementwise import (
     parameters_array,
     plan_copy,
     plan_elementwise,
+    whole_parameters,
 )
 from lowbit.kernels.cpu.tensors.loops import CHANNELS, interleave_channels
 
-FORMATS = {
-    "float32": "f32", "bfloat16": "bf16", "int64": "s64", "int32": "s32", "uint8": "u8",
-    "int8": "s8", "bool": "u8",
-}  # fmt: skip
+_FLOATS = {"float32": "f32", "bfloat16": "bf16"}
+_AFFINE = {"uint8": "u8", "int8": "s8", "int32": "s32"}
 
 
 def compute(
@@ -45,12 +44,35 @@ def compute(
         form = plan_copy(out.tensor.itemsize, out.shape, strides)
         parameters = None
     else:
+        computed = whole_dtype(out.tensor, [one.tensor for one in inputs])
         formats = [format_of(one.tensor) for one in inputs]
-        form = plan_elementwise(formats, format_of(out.tensor), expression, out.shape, strides)
-        pairs = [pair for one in inputs for pair in pairs_of(one.tensor)]
-        target = next(iter(pairs_of(out.tensor)), None)
-        parameters = parameters_array(pairs, values, target)
+        form = plan_elementwise(
+            formats, format_of(out.tensor), expression, out.shape, strides, computed or "f32"
+        )
+        if computed is None:
+            pairs = [pair for one in inputs for pair in pairs_of(one.tensor)]
+            target = next(iter(pairs_of(out.tensor)), None)
+            parameters = parameters_array(pairs, values, target)
+        else:
+            parameters = whole_parameters([int(value) for value in values])
     add(lowering, form, [out, *inputs], parameters)
+
+
+def whole_dtype(out: Tensor, inputs: Sequence[Tensor]) -> str | None:
+    """The integers in which a function of these tensors is computed: of the inputs' dtype, booleans
+    aside. None: it is computed in float32. NotImplementedError: no integers hold all inputs."""
+    if not all(is_whole(one) for one in (out, *inputs)):
+        return None
+    dtypes = {one.dtype for one in inputs}
+    found = np.result_type(*(dtypes - {"bool"} or dtypes))
+    if found.kind not in "iub":
+        raise NotImplementedError(f"no integers hold all of {', '.join(sorted(dtypes))}: Cast them")
+    return found.name
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether it is of integers or booleans that stand for themselves."""
+    return tensor.scale is None and tensor.dtype in WHOLE
 
 
 def add(
@@ -71,23 +93,26 @@ def add(
 
 def format_of(tensor: Tensor) -> str:
     """What the kernels call a tensor's format. NotImplementedError: they have none for it."""
-    if tensor.dtype not in FORMATS:
+    if is_whole(tensor):
+        return tensor.dtype
+    found = (_FLOATS if tensor.scale is None else _AFFINE).get(tensor.dtype)
+    if found is None:
         raise NotImplementedError(f"no kernel computes on tensors of {tensor.dtype}")
-    return FORMATS[tensor.dtype]
+    return found
 
 
 def index_format(view: View, what: str = "indices") -> str:
     """What the kernels call the format of indices. NotImplementedError: they have none for it."""
     if view.tensor.dtype not in ("int32", "int64"):
         raise NotImplementedError(f"{what} are int32 or int64, not {view.tensor.dtype}")
-    return FORMATS[view.tensor.dtype]
+    return {"int32": "s32", "int64": "s64"}[view.tensor.dtype]
 
 
 def pairs_of(tensor: Tensor) -> list[tuple[float, int]]:
     """(scale, zero point) of integers; plain ones stand for themselves."""
-    if not parameters_of(format_of(tensor)):
+    if tensor.scale is None or not parameters_of(format_of(tensor)):
         return []
-    return [(1.0 if tensor.scale is None else tensor.scale, tensor.zero_point)]
+    return [(tensor.scale, tensor.zero_point)]
 
 
 def affine(tensor: Tensor) -> tuple[float, int] | None:

@@ -101,9 +101,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     (rows, all_heads, size), heads = q.shape, k.shape[1]
     _, layers, _, _, capacity, row = cache.shape
     window, cap = node.get("window", 0), float(node.get("cap", 0.0))
-    form = cut.CachedForm(
-        format_of(cache.tensor), size, 2 * rotation.shape[2], all_heads // heads, window, cap
-    )
+    stored = "s8" if cache.tensor.dtype == "int8" else format_of(cache.tensor)
+    form = cut.CachedForm(stored, size, 2 * rotation.shape[2], all_heads // heads, window, cap)
     if why := cached.refusal(form):
         raise NotImplementedError(why)
     if row != form.row:

@@ -16,13 +16,14 @@ from lowbit.graph.expression import NUMBER as N
 from lowbit.graph.expression import POST_OPS, Expression
 from lowbit.graph.graph import Node, Tensor, numbers
 from lowbit.graph.lower import Lowering, is_dense, order_of
-from lowbit.graph.lowering.elementwise import add, broadcast, compute, plain
+from lowbit.graph.lowering.elementwise import compute, is_whole, plain, whole_dtype
 from lowbit.graph.lowering.movement import identity
 from lowbit.graph.operator import Array, Operator, finite, operators, real, required
 from lowbit.graph.parts import Parts
 from lowbit.graph.step import View
-from lowbit.kernels.cpu.tensors.elementwise import Step, lookup, lookup_set, plan_elementwise
+from lowbit.kernels.cpu.tensors.elementwise import Step, lookup, lookup_set
 from lowbit.numerics import dequantize_affine, int_format, quantize_affine
+from lowbit.numerics.formats import whole_part
 
 _ALMOST_LINEAR = 20.0  # where softplus is its argument in float32
 Formula = tuple[tuple[Step, ...], tuple[float, ...]]
@@ -137,14 +138,19 @@ def _expressed(lowering: Lowering, node: Node) -> None:
     """By the expression that the definition says."""
     record = operators.get(node.op)
     assert isinstance(record, Elementwise)
-    found = record.expression(node, [_whole(lowering, name) for name in node.inputs if name])
+    inputs = [name for name in node.inputs if name]
+    whole = _whole(lowering, node)
+    if whole and record.wide:
+        dtype = lowering.graph.tensors[node.outputs[0]].dtype
+        raise NotImplementedError(f"of {dtype} it has no kernel: Cast to float32 before")
+    found = record.expression(node, [whole] * len(inputs))
     lower(found.steps, lowering, node, found.numbers)
 
 
-def _whole(lowering: Lowering, name: str) -> bool:
-    """Whether a value is of integers that stand for themselves."""
-    tensor = lowering.view(name).tensor
-    return tensor.scale is None and np.dtype(tensor.dtype).kind in "iu"
+def _whole(lowering: Lowering, node: Node) -> bool:
+    """Whether a node is computed in integers."""
+    inputs = [lowering.view(name).tensor for name in node.inputs if name]
+    return whole_dtype(lowering.graph.tensors[node.outputs[0]], inputs) is not None
 
 
 def _post_op(node: Node, number: Callable[[str], float | None]) -> tuple[Any, ...] | None:
@@ -216,7 +222,7 @@ def _clipped(lowering: Lowering, node: Node) -> None:
     low, high = (*node.inputs[1:], "", "")[:2]
     known = [lowering.graph.constants.get(name) if name else default
              for name, default in ((low, -math.inf), (high, math.inf))]  # fmt: skip
-    if all(one is not None and np.size(one) == 1 for one in known):  # type: ignore[arg-type]
+    if not _whole(lowering, node) and all(one is not None and np.size(one) == 1 for one in known):  # type: ignore[arg-type]
         x = [lowering.view(node.inputs[0])]
         bounds = [float(np.asarray(one).item()) for one in known]
         lower((0, "clamp"), lowering, node, bounds, x)
@@ -266,6 +272,8 @@ _add("Silu", f.silu, wide=True, onnx=False, aten=("silu",), formulas=({},))
 
 
 def _infinite(x: Any, *, detect_negative: int = 1, detect_positive: int = 1) -> Any:
+    if isinstance(x, Expression) and x.whole:
+        return f.negated(f.equal(x, x))
     if detect_negative and detect_positive:
         return f.equal(abs(x), math.inf)
     if not detect_negative and not detect_positive:
@@ -292,23 +300,10 @@ def _rounded(x: Any, *, decimals: int = 0) -> Any:
 
 
 def _cast(x: Array, *, to: str = "float32") -> Array:
-    return x.astype(np.dtype(to))
-
-
-def _converted(lowering: Lowering, node: Node) -> None:
-    """Of numbers to booleans: whether they are not 0; to integers of 8 bits: floats towards 0, and
-    other integers their last 8 bits."""
-    made = lowering.graph.tensors[node.outputs[0]]
-    x = lowering.view(node.inputs[0])
-    if made.dtype == "bool" and x.tensor.dtype != "bool":
-        lower((N, 0, N, "equal", "sub"), lowering, node, (1, 0))
-    elif made.scale is None and made.dtype in ("uint8", "int8") and x.tensor.dtype != made.dtype:
-        wraps = (0, 0, N, "add", N, "div", "floor", N, "mul", "sub")
-        given = 128 if made.dtype == "int8" else 0, 256, 256
-        whole = _whole(lowering, node.inputs[0])
-        lower(wraps if whole else (0, "trunc"), lowering, node, given if whole else ())
-    else:
-        lower((0,), lowering, node)
+    """To booleans: whether they are not 0; to integers: floats without their fractions, and of
+    other integers the last bits."""
+    dtype = np.dtype(to)
+    return whole_part(x, to) if dtype.kind in "iu" and x.dtype.kind == "f" else x.astype(dtype)
 
 
 _add("Erf", f.erf, wide=True, aten=("erf",))
@@ -344,7 +339,7 @@ _add("Round", _rounded)
 _add("IsNaN", f.nan, aten=("isnan",))
 _add("IsInf", _infinite, aten=("isinf",))
 _add("Not", f.negated, aten=("logical_not",))
-_add("Cast", _cast, data=1, lowering=_converted, post_op=None,
+_add("Cast", _cast, data=1, lowering=partial(lower, (0,)), post_op=None,
      idle=lambda node, same, dtype: dtype() == node.get("to"))  # fmt: skip
 _add("Identity", lambda x: x, data=1, eight_bits="moved", lowering=identity, post_op=None,
      idle=lambda node, same, dtype: True)  # fmt: skip
@@ -353,21 +348,17 @@ _add("Identity", lambda x: x, data=1, eight_bits="moved", lowering=identity, pos
 # Of several
 
 
-def _divide(x: Any, y: Any) -> Any:
-    """The quotient; of integers, what is nearest to it towards 0."""
-    whole = x.whole if isinstance(x, Expression) else x.dtype.kind in "iu"
-    return f.quotient(x, y) if whole else x / y
-
-
-def _power(x: Array, y: Array) -> Array:
-    return np.power(x, y)
-
-
 def _powered(lowering: Lowering, node: Node) -> None:
     """Of exponents that are known and common, a formula."""
     known = lowering.graph.constants.get(node.inputs[1])
     each = set(known.flat) if isinstance(known, np.ndarray) else set()
     exponent = each.pop().item() if len(each) == 1 else 0
+    if _whole(lowering, node):
+        squares = 0 < exponent < 4
+        steps = (*(0,) * exponent, *("mul",) * (exponent - 1)) if squares else (0, 1, "power")
+        inputs = [lowering.view(name) for name in node.inputs[: 1 if squares else 2]]
+        lower(steps, lowering, node, (), inputs)
+        return
     formulas: dict[float, Formula] = {
         1: ((0,), ()),
         2: ((0, 0, "mul"), ()),
@@ -377,13 +368,22 @@ def _powered(lowering: Lowering, node: Node) -> None:
         -1: ((N, 0, "div"), (1,)),
     }
     if exponent not in formulas:
-        whole = all(_whole(lowering, name) for name in node.inputs)
-        few = (1, N, "equal", 0, 1, N, "equal", 0, 0, "mul", 1, N, "equal", 0, 0, "mul", 0, "mul")
-        exact = *few, 0, 1, "power", "nearest", "where", "where", "where"
-        lower(exact if whole else (0, 1, "power"), lowering, node, (1, 2, 3) if whole else ())
+        lower((0, 1, "power"), lowering, node)
         return
     steps, values = formulas[exponent]
     lower(steps, lowering, node, values, [lowering.view(node.inputs[0])])
+
+
+def _power_in_parts(parts: Parts, node: Node) -> bool:
+    """Integers to the power of floats: to that of integers, where these are such."""
+    x, y = node.inputs
+    base, exponent = parts.tensor(x), parts.tensor(y)
+    if not is_whole(base) or is_whole(exponent):
+        return False
+    whole = parts.cast(y, "int64")
+    exact = parts.power(x, whole)
+    rounded = parts.cast(parts.power(parts.cast(x, "float32"), y), base.dtype)
+    return parts.end(parts.where(parts.equal(parts.cast(whole, "float32"), y), exact, rounded))
 
 
 def _chain(op: str) -> Callable[[Parts, Node], bool]:
@@ -414,11 +414,12 @@ _VARIADIC: dict[str, Any] = {
 _add("Add", lambda x, y: x + y, eight_bits="rescaled", qlinear=True)
 _add("Sub", lambda x, y: x - y)
 _add("Mul", lambda x, y: x * y, aten=("mul",), eight_bits="rescaled", qlinear=True)
-_add("Div", _divide)
+_add("Div", f.quotient)
+_add("FloorDiv", f.floor_quotient, onnx=False)
 _add("Mod", lambda x, y, *, fmod=0: (f.fmod if fmod else f.remainder)(x, y))
 _add("Hypot", lambda x, y: f.sqrt(x * x + y * y), wide=True, onnx=False, aten=("hypot",))
 _add("Atan2", _angle, wide=True, onnx=False, aten=("atan2",))
-_add("Pow", _power, wide=True, aten=("pow",), lowering=_powered)
+_add("Pow", f.power, aten=("pow",), lowering=_powered, parts=_power_in_parts)
 _add("Min", lambda *inputs: reduce(f.minimum, inputs), aten=("minimum",), parts=_chain("Min"),
      **_VARIADIC)  # fmt: skip
 _add("Max", lambda *inputs: reduce(f.maximum, inputs), aten=("maximum",), parts=_chain("Max"),
@@ -440,20 +441,19 @@ _add("Where", f.where)
 # Of bits
 
 
-def _of_bits(step: str, lowering: Lowering, node: Node) -> None:
-    """Of integers of any size."""
-    inputs = [lowering.view(name) for name in node.inputs]
-    out = lowering.output(node.outputs[0])
-    strides = [out.strides, *(broadcast(one, out.shape) for one in inputs)]
-    raw, steps = f"raw{out.tensor.itemsize}", (*range(len(inputs)), step)
-    form = plan_elementwise([raw] * len(inputs), raw, steps, out.shape, strides)
-    add(lowering, form, [out, *inputs], None)
+def _shift(x: Any, count: Any, *, direction: str = "LEFT") -> Any:
+    """By more than all bits: 0, or −1 of what is less and shifted to the right."""
+    return (f.shift_left if direction == "LEFT" else f.shift_right)(x, count)
 
 
-_add("BitwiseAnd", np.bitwise_and, lowering=partial(_of_bits, "bits_and"), post_op=None,
-     aten=("bitwise_and",))  # fmt: skip
-_add("BitwiseOr", np.bitwise_or, lowering=partial(_of_bits, "bits_or"), post_op=None,
-     aten=("bitwise_or",))  # fmt: skip
-_add("BitwiseXor", np.bitwise_xor, lowering=partial(_of_bits, "bits_xor"), post_op=None,
-     aten=("bitwise_xor",))  # fmt: skip
-_add("BitwiseNot", np.bitwise_not, lowering=partial(_of_bits, "bits_not"), post_op=None)
+def _negation_in_parts(parts: Parts, node: Node) -> bool:
+    """Of a boolean, whether it is false."""
+    boolean = parts.tensor(node.inputs[0]).dtype == "bool"
+    return boolean and parts.end(parts.logical_not(node.inputs[0]))
+
+
+_add("BitwiseAnd", f.bits_and, post_op=None, aten=("bitwise_and",))
+_add("BitwiseOr", f.bits_or, post_op=None, aten=("bitwise_or",))
+_add("BitwiseXor", f.bits_xor, post_op=None, aten=("bitwise_xor",))
+_add("BitwiseNot", f.bits_not, post_op=None, parts=_negation_in_parts)
+_add("BitShift", _shift, post_op=None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.lower import Lowering, order_of, strides_of
-from lowbit.graph.lowering.elementwise import compute, plain
+from lowbit.graph.lowering.elementwise import compute, is_whole, plain
 from lowbit.graph.lowering.movement import constant, settled
 from lowbit.graph.operator import Array, Operator, operators
 from lowbit.graph.operators.indices import taken
@@ -68,6 +68,7 @@ def _resize(
 ) -> Array:
     _refuse(node)
     axes, factors, wanted = _lengths(node, x.shape, scales, sizes)
+    dtype = x.dtype
     for axis, factor, length in zip(axes, factors, wanted, strict=True):
         if length == x.shape[axis] and factor == 1:
             continue
@@ -79,8 +80,8 @@ def _resize(
         along = [-1 if i == axis else 1 for i in range(x.ndim)]
         for index, weight in sources:
             made = made + np.take(x, index, axis) * weight.reshape(along)
-        x = made.astype(x.dtype)
-    return x
+        x = made if dtype.kind in "iu" else made.astype(dtype)
+    return x.astype(dtype, copy=False)
 
 
 def _refuse(node: Node) -> None:
@@ -190,7 +191,8 @@ def _lower_pad(lowering: Lowering, node: Node) -> None:
     inner = out
     mode = node.get("mode", "constant")
     if mode == "constant":
-        fill = np.float32(0 if value is None else value.item())
+        dtype = view.tensor.dtype if is_whole(view.tensor) else "float32"
+        fill = np.full(1, 0 if value is None else value.item(), dtype)
         _fill_around(lowering, out, ends, view.shape, fill)
     for axis, (before, _) in enumerate(ends):
         inner = inner.along(axis, before, view.shape[axis])
@@ -201,10 +203,10 @@ def _lower_pad(lowering: Lowering, node: Node) -> None:
 
 def _fill_around(
     lowering: Lowering, out: View, ends: Sequence[tuple[int, int]], inside: Sequence[int],
-    fill: np.float32,
+    fill: Array,
 ) -> None:  # fmt: skip
     """Constants, only where nothing else will be."""
-    number = lowering.known_view(np.full(1, fill))
+    number = lowering.known_view(fill)
     for axis, (before, after) in enumerate(ends):
         for first, length in ((0, before), (before + inside[axis], after)):
             if length:
@@ -287,7 +289,10 @@ def _blended(
     lowering: Lowering, node: Node, view: View, axis: int,
     sources: Sequence[tuple[np.ndarray, np.ndarray]], last: bool,
 ) -> View:  # fmt: skip
-    """A weighted sum of elements that are taken from an axis."""
+    """A weighted sum of elements that are taken from an axis. NotImplementedError: of integers,
+    whose sums have fractions."""
+    if is_whole(lowering.graph.tensors[node.outputs[0]]):
+        raise NotImplementedError(f"between {view.tensor.dtype} numbers lie none: Cast to float32")
     shape = (*view.shape[:axis], len(sources[0][0]), *view.shape[axis + 1 :])
     order = order_of(view)
     along = [-1 if one == axis else 1 for one in range(len(shape))]
@@ -343,8 +348,9 @@ def _lower_col2im(lowering: Lowering, node: Node) -> None:
     over, channels = _summed_windows(node, x.shape, image, block)
     batch, rank = x.shape[0], len(over.size)
     reach = [n + b + a for n, b, a in zip(over.size, over.before, over.after, strict=True)]
-    whole = lowering.fresh(Tensor("float32", (batch, channels, *reach)))
-    compute(lowering, whole, [lowering.known_view(np.zeros(1, np.float32))], (0,))
+    dtype = x.tensor.dtype if is_whole(x.tensor) else "float32"
+    whole = lowering.fresh(Tensor(dtype, (batch, channels, *reach)))
+    compute(lowering, whole, [lowering.known_view(np.zeros(1, dtype))], (0,))
     strides = strides_of((batch, channels, *over.kernel, *over.output))
     outer, inner = strides[:2], strides[2 + rank :]
     shape = (batch, channels, *over.output)

@@ -96,8 +96,6 @@ def gathered(
         raw if copied else format_of(out.tensor),
         index_format(indices),
     )
-    if "s64" in form[:2]:
-        raise NotImplementedError("int64 is taken as it is, and not converted on the way")
     given = [] if copied else pairs_of(x.tensor)
     outer = math.prod(x.shape[one] for one in order[:at])
     count = indices.shape[axis] if of_each else math.prod(indices.shape)
@@ -171,7 +169,7 @@ def _lower_gather_nd(lowering: Lowering, node: Node) -> None:
     else:
         places = lowering.fresh(Tensor("int64", (outer, count)))
         lowering.add(flat_indices.program(
-            lowering.isa, axes=axes, format=format_of(indices.tensor)
+            lowering.isa, axes=axes, format=index_format(indices)
         ), {
             "flat": places.place, "indices": indices.place, "count": outer * count,
             "sizes": lowering.known(np.array(within, np.int64)),

@@ -19,6 +19,7 @@ from lowbit.graph.lowering.elementwise import (
     converted,
     in_format,
     index_format,
+    is_whole,
     plain,
 )
 from lowbit.graph.lowering.movement import settled
@@ -58,8 +59,53 @@ def exact(a: Array, b: Array) -> Array:
     return np.matmul(np.ascontiguousarray(a, np.float64), np.ascontiguousarray(b, np.float64))
 
 
+def _product(a: Array, b: Array) -> Array:
+    """a @ b in float64, or of integers as integers, which wrap."""
+    if a.dtype.kind not in "iu":
+        return exact(a, b)
+    product_shape(a.shape, b.shape)
+    return np.asarray(np.matmul(a, b))
+
+
 def _matmul(node: Node, a: Array, b: Array) -> Array:
-    return exact(a, b).astype(a.dtype)
+    return _product(a, b).astype(a.dtype)
+
+
+_MOST_PRODUCTS = 1 << 24  # of integers, which are written to memory
+
+
+def _integers_in_parts(parts: Parts, node: Node) -> bool:
+    """Of integers that stand for themselves all products, and their sums. NotImplementedError: they
+    would need too much memory."""
+    a, b = node.inputs[:2]
+    left, right = parts.tensor(a), parts.tensor(b)
+    if not (is_whole(left) and is_whole(right)):
+        return False
+    shape = product_shape(left.sizes, right.sizes)
+    k = left.sizes[-1]
+    if math.prod(shape) * k > _MOST_PRODUCTS:
+        raise NotImplementedError(
+            f"MatMul {node.name!r}: a product of integers, {list(left.sizes)} times "
+            f"{list(right.sizes)}, has more than {_MOST_PRODUCTS} multiplications: Cast to float32 "
+            "before, if the numbers are small enough"
+        )
+    rows = parts.shaped(a, (*left.sizes[:-1], 1, k))  # [..., M, 1, K]
+    columns = b
+    if len(right.sizes) > 1:
+        order = (*range(len(right.sizes) - 2), len(right.sizes) - 1, len(right.sizes) - 2)
+        turned = parts.transpose(b, order)
+        columns = parts.shaped(turned, (*right.sizes[:-2], 1, right.sizes[-1], k))
+    products = parts.mul(rows, columns)  # [..., M, N, K]
+    return parts.end(parts.shaped(parts.reduce("sum", products, [-1]), shape))
+
+
+def _linear_in_parts(parts: Parts, node: Node) -> bool:
+    """Of integers that stand for themselves as other products of them."""
+    x, weight, bias = (*node.inputs, "")[:3]
+    if not (is_whole(parts.tensor(x)) and is_whole(parts.tensor(weight))):
+        return False
+    made = parts.matmul(x, parts.transpose(weight, (1, 0)))
+    return parts.end(parts.add(made, bias) if bias else made)
 
 
 def _matmul_integer(
@@ -78,10 +124,22 @@ def _matmul_integer(
 def _gemm(node: Node, a: Array, b: Array, c: Array | None = None) -> Array:
     """alpha · A @ B + beta · C, with transA and transB; C [M, N] or what broadcasts to it."""
     a, b = a.T if node.get("transA", 0) else a, b.T if node.get("transB", 0) else b
-    made = exact(a, b) * float(node.get("alpha", 1.0))
+    alpha, beta = (_factor(node, name, a.dtype) for name in ("alpha", "beta"))
+    made = _product(a, b) * alpha
     if c is not None:
-        made = made + np.broadcast_to(c, made.shape) * float(node.get("beta", 1.0))
+        made = made + np.broadcast_to(c, made.shape) * beta
     return made.astype(a.dtype)
+
+
+def _factor(node: Node, name: str, dtype: np.dtype[Any]) -> Array:
+    """A factor of integers of this dtype, or in float64. ValueError: of integers it has a
+    fraction."""
+    value = float(node.get(name, 1.0))
+    if dtype.kind not in "iu":
+        return np.array(value)
+    if not value.is_integer():
+        raise ValueError(f"{name} of a product of integers is {value}, and has a fraction")
+    return np.array(int(value)).astype(dtype)
 
 
 def _gemm_sizes(node: Node, a: Sizes, b: Sizes, c: Sizes | None = None) -> Sizes:
@@ -104,7 +162,7 @@ def _linear(
     "grouped": with a scale for each `group_size` of K; "float": not at all, as without, but weights
     with groups stay in their panels.
     """
-    made = exact(_rows(node, x), weight.T)
+    made = _product(_rows(node, x), weight.T)
     if bias is not None:
         if bias.shape != weight.shape[:1]:
             raise ValueError(f"bias {bias.shape} does not fit weight {weight.shape}")
@@ -144,7 +202,9 @@ def _rows(node: Node, x: Array) -> Array:
 def _einsum(node: Node, *arrays: Array) -> Array:
     """Sums of products as Einstein wrote them; the equation names every axis, without "...\"."""
     read, made, _ = _labels(node, [one.shape for one in arrays])
-    wide = [one.astype(np.float64) for one in arrays]
+    wide = arrays
+    if arrays[0].dtype.kind not in "iu":
+        wide = tuple(array.astype(np.float64) for array in arrays)
     value = np.einsum(f"{','.join(read)}->{made}", *wide, optimize=True)
     return value.astype(arrays[0].dtype)
 
@@ -342,13 +402,15 @@ def _gemm_in_parts(parts: Parts, node: Node) -> bool:
         parts.transpose(name, (1, 0), like=parts.tensor(name)) if node.get(turned) else name
         for name, turned in ((a, "transA"), (b, "transB"))
     )
+    tensor = parts.tensor(node.inputs[0])
+    dtype = np.dtype(tensor.dtype if is_whole(tensor) else "float32")
     made = parts.matmul(a, b)
-    if (alpha := node.get("alpha", 1.0)) != 1:
-        made = parts.mul(made, parts.float32(alpha))
+    if node.get("alpha", 1.0) != 1:
+        made = parts.mul(made, parts.constant(_factor(node, "alpha", dtype).astype(dtype)))
     if not c:
         return parts.end(made)
-    if (beta := node.get("beta", 1.0)) != 1:
-        c = parts.mul(c, parts.float32(beta))
+    if node.get("beta", 1.0) != 1:
+        c = parts.mul(c, parts.constant(_factor(node, "beta", dtype).astype(dtype)))
     return parts.end(parts.add(made, c))
 
 
@@ -397,13 +459,14 @@ def _each_sum(node: Node, x: Sizes, *others: Sizes) -> int:
 _TWO: dict[str, Any] = {"stays": "both of its operands are activations"}
 
 operators.add("Linear", Operator(
-    meaning=_linear, shape=_linear_sizes, lowering=_lower_linear, onnx=False, aten=("linear",),
+    meaning=_linear, shape=_linear_sizes, lowering=_lower_linear,
+    parts=_linear_in_parts, onnx=False, aten=("linear",),
     weight=Weight(0, -1, ("int8", "dynamic", "int4"), lambda node, x, weight: x),
     positions="kept", positions_if=_mixes_last, multiply_adds=_each_sum,
 ))  # fmt: skip
 operators.add("MatMul", Operator(
     meaning=_matmul, shape=lambda node, a, b: product_shape(a, b), lowering=_lower_matmul,
-    aten=("matmul", "mm", "bmm", "mv", "dot"),
+    parts=_integers_in_parts, aten=("matmul", "mm", "bmm", "mv", "dot"),
     positions="kept", positions_if=_mixes_last, multiply_adds=_each_sum, **_TWO,
 ))  # fmt: skip
 operators.add("Gemm", Operator(

@@ -8,12 +8,14 @@ from functools import partial
 
 import numpy as np
 
+from lowbit.graph.expression import quotient
 from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.lower import Lowering, channels_last
 from lowbit.graph.lowering.elementwise import (
     compute,
     converted,
     format_of,
+    is_whole,
     plain,
     same_format,
 )
@@ -51,9 +53,9 @@ def _greatest_of_windows(node: Node, x: Array) -> Array:
 def _mean_of_windows(node: Node, x: Array) -> Array:
     """Of what lies in the image, with count_include_pad also in `pads`."""
     over = pool_windows(node, x.shape[2:])
-    view = seen_through(over, x.astype(np.float64), 0)
+    view = seen_through(over, _sum_of(x), 0)
     total = view.sum(tuple(range(x.ndim, view.ndim)))
-    return (total / divisors(node, over)).astype(x.dtype)
+    return quotient(total, divisors(node, over).astype(total.dtype)).astype(x.dtype)
 
 
 def _pooled_sizes(node: Node, x: Sizes) -> Sizes:
@@ -61,8 +63,7 @@ def _pooled_sizes(node: Node, x: Sizes) -> Sizes:
 
 
 def _mean_of_images(node: Node, x: Array) -> Array:
-    mean = x.mean(axis=tuple(range(2, x.ndim)), keepdims=True, dtype=np.float64)
-    return mean.astype(x.dtype)
+    return _mean(x, tuple(range(2, x.ndim))).astype(x.dtype)
 
 
 def _greatest_of_images(node: Node, x: Array) -> Array:
@@ -76,6 +77,19 @@ def _image_sizes(node: Node, x: Sizes) -> Sizes:
 def _wide(x: Array) -> Array:
     """In what a sum is computed: float64, or integers as they are."""
     return x if x.dtype.kind in "iu" else x.astype(np.float64)
+
+
+def _sum_of(x: Array) -> Array:
+    """In what the sum of a mean is computed: float64, or integers of 64 bits."""
+    return x.astype({"u": np.uint64, "i": np.int64}.get(x.dtype.kind, np.float64))
+
+
+def _mean(x: Array, axes: tuple[int, ...]) -> Array:
+    """Of integers without its fraction."""
+    total = np.asarray(_sum_of(x).sum(axes, keepdims=True))
+    count = math.prod(x.shape[axis] for axis in axes)
+    with np.errstate(all="ignore"):  # the mean of nothing
+        return quotient(total, np.asarray(count, total.dtype))
 
 
 def _reduce(function: Reduce, node: Node, x: Array, axes: Array | None = None) -> Array:
@@ -193,6 +207,11 @@ def _of_images(kind: str, lowering: Lowering, node: Node) -> None:
 
 def _by_axes(kind: str, lowering: Lowering, node: Node) -> None:
     x = lowering.view(node.inputs[0])
+    whole = is_whole(x.tensor)
+    if kind == "prod" and not whole:
+        raise NotImplementedError("only integers are multiplied")
+    if kind in ("sum", "prod") and x.tensor.dtype == "bool":
+        raise NotImplementedError("of booleans it has no kernel: Cast to int64 before")
     axes = _axes(node, constant(lowering, node, 1), len(x.shape))
     if axes:
         _lower_reduction(lowering, node, kind, axes)
@@ -208,6 +227,8 @@ def _lower_cumulative(lowering: Lowering, node: Node) -> None:
     assert found is not None
     rank, axis = len(x.shape), int(found.item()) % len(x.shape)
     order = (*(one for one in range(rank) if one != axis), axis)
+    if out.dtype == "bool":
+        raise NotImplementedError("of booleans it has no kernel: Cast to int64 before")
     # Numbers with a scale are added as what they stand for.
     work = out if out.scale is None and format_of(out) in ELEMENTS else Tensor("float32", out.shape)
     given = converted(lowering, x, work, order)
@@ -228,8 +249,6 @@ def _lower_argmax(lowering: Lowering, node: Node) -> None:
     view = lowering.view(node.inputs[0])
     rank = len(view.shape)
     axis = node.get("axis", 0) % rank
-    if view.tensor.dtype == "int64":
-        raise NotImplementedError("no kernel compares int64: Cast to float32 first")
     x = plain(lowering, view, (*(one for one in range(rank) if one != axis), axis))
     out = lowering.output(node.outputs[0])
     count = x.shape[axis]
@@ -260,10 +279,6 @@ def _square(parts: Parts, x: str) -> str:
     return parts.mul(x, x)
 
 
-def _negative(parts: Parts, x: str) -> str:
-    return parts.op("Neg", x)
-
-
 def _log_sum_exp_in_parts(parts: Parts, node: Node) -> bool:
     x, *axes = node.inputs
     kept = {**parts.attributes, "keepdims": 1}
@@ -274,22 +289,22 @@ def _log_sum_exp_in_parts(parts: Parts, node: Node) -> bool:
     return parts.end(parts.add(parts.op("Log", total), parts.shaped(greatest, shape)))
 
 
-def _as_floats(parts: Parts, node: Node) -> bool:
-    """Sums and the like of integers, exact up to 2^24, are made of float32."""
-    tensor = parts.tensor(node.inputs[0])
-    if tensor.scale is not None or tensor.dtype not in ("int64", "int32", "bool"):
-        return False
-    x = parts.cast(node.inputs[0], "float32")
-    made = parts.op(node.op, x, *node.inputs[1:], **parts.attributes)
-    if tensor.dtype == "bool":  # of no numbers at all the greatest is -inf, and false
-        return parts.end(parts.op("Greater", made, parts.float32(0)))
-    return parts.end(parts.cast(made, parts.tensor(node.outputs[0]).dtype))
+def _reversing(parts: Parts, x: str) -> str:
+    """The operator that makes the least the greatest. Of integers it turns all bits: numbers
+    without sign, and the least of the others, have no negative."""
+    return "BitwiseNot" if is_whole(parts.tensor(x)) else "Neg"
+
+
+def _least_in_parts(parts: Parts, node: Node) -> bool:
+    x, *axes = node.inputs
+    reverse = _reversing(parts, x)
+    greatest = parts.op("ReduceMax", parts.op(reverse, x), *axes, **parts.attributes)
+    return parts.end(parts.op(reverse, greatest))
 
 
 def _arg_min(parts: Parts, node: Node) -> bool:
     x = node.inputs[0]
-    turned = parts.logical_not(x) if parts.tensor(x).dtype == "bool" else _negative(parts, x)
-    return parts.end(parts.op("ArgMax", turned, **parts.attributes))
+    return parts.end(parts.op("ArgMax", parts.op(_reversing(parts, x), x), **parts.attributes))
 
 
 def _add(name: str, function: Reduce, kind: str = "", parts: Rule | None = None) -> None:
@@ -300,16 +315,12 @@ def _add(name: str, function: Reduce, kind: str = "", parts: Rule | None = None)
     ))  # fmt: skip
 
 
-def _as_floats_or(rule: Rule) -> Rule:
-    return lambda parts, node: _as_floats(parts, node) or rule(parts, node)
-
-
-_add("ReduceMean", lambda x, axes: _wide(x).mean(axes, keepdims=True), "mean", _as_floats)
-_add("ReduceSum", lambda x, axes: _wide(x).sum(axes, keepdims=True), "sum", _as_floats)
-_add("ReduceMax", lambda x, axes: x.max(axes, keepdims=True), "max", _as_floats)
+_add("ReduceMean", _mean, "mean")
+_add("ReduceSum", lambda x, axes: _wide(x).sum(axes, keepdims=True), "sum")
+_add("ReduceMax", lambda x, axes: x.max(axes, keepdims=True), "max")
 _add("ReduceMin", lambda x, axes: x.min(axes, keepdims=True),
-     parts=_as_floats_or(_between(_negative, "ReduceMax", _negative)))  # fmt: skip
-_add("ReduceProd", lambda x, axes: _wide(x).prod(axes, keepdims=True))
+     parts=_least_in_parts)  # fmt: skip
+_add("ReduceProd", lambda x, axes: _wide(x).prod(axes, keepdims=True), "prod")
 _add("ReduceL1", lambda x, axes: np.abs(_wide(x)).sum(axes, keepdims=True),
      parts=_between(Parts.abs, "ReduceSum"))  # fmt: skip
 _add("ReduceL2", lambda x, axes: np.sqrt(np.square(_wide(x)).sum(axes, keepdims=True)),
@@ -328,11 +339,11 @@ operators.add("ArgMin", Operator(
 ))  # fmt: skip
 operators.add("MaxPool", Operator(
     meaning=_greatest_of_windows, shape=_pooled_sizes, lowering=partial(_lower_pool, "max"),
-    parts=_as_floats, outputs=1, eight_bits="moved", samples="alone",
+    outputs=1, eight_bits="moved", samples="alone",
 ))  # fmt: skip
 operators.add("AveragePool", Operator(
     meaning=_mean_of_windows, shape=_pooled_sizes, lowering=partial(_lower_pool, "mean"),
-    parts=_as_floats, qlinear=True, eight_bits="format", samples="alone",
+    qlinear=True, eight_bits="format", samples="alone",
 ))  # fmt: skip
 operators.add("GlobalAveragePool", Operator(
     meaning=_mean_of_images, shape=_image_sizes, lowering=partial(_of_images, "mean"),

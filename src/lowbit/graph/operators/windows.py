@@ -60,11 +60,12 @@ def taps_of(over: Geometry, steps: Sequence[int]) -> Iterator[tuple[Sizes, int]]
 
 
 def put_back(over: Geometry, parts: Array) -> Array:
-    """Images [N, C, *size], float64, of what windows [N, C, *kernel, *count] hold, summed where
-    they overlap."""
+    """Images [N, C, *size] of what windows [N, C, *kernel, *count] hold, summed where they overlap:
+    float64, or integers."""
     rank = len(over.size)
     sizes = zip(over.size, over.before, over.after, strict=True)
-    made = np.zeros((*parts.shape[:2], *(b + n + max(a, 0) for n, b, a in sizes)))
+    dtype = parts.dtype if parts.dtype.kind in "iu" else np.dtype(np.float64)
+    made = np.zeros((*parts.shape[:2], *(b + n + max(a, 0) for n, b, a in sizes)), dtype)
     for tap in product(*map(range, over.kernel)):
         places = (
             slice(t * d, t * d + (n - 1) * s + 1, s)

@@ -58,6 +58,8 @@ def _functions(
         inputs = maker.inputs[:1] if maker.op == _MEAN else maker.inputs
         for name in inputs:
             number = values.number(name)
+            if number is not None and maker.op != "Pow" and _is_integer(values, name):
+                return
             if number is not None:
                 numbers.append(number)
             elif name and name not in vectors:
@@ -70,6 +72,12 @@ def _functions(
             yield x, result, numbers
         last = max(waiting, key=lambda name: values.order.get(name, -1), default="")
         maker = None if values.formatted(last) else values.producers.get(last)
+
+
+def _is_integer(values: Values, name: str) -> bool:
+    """Whether a constant is of integers: a formula of integers rounds, and is no function."""
+    array = values.array(name)
+    return array is not None and array.dtype.kind in "iub"
 
 
 def _computes(values: Values, node: Node, vectors: Mapping[str, Array]) -> bool:

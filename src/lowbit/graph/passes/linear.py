@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import numpy as np
 
 from lowbit.graph.graph import Constant, Node
 from lowbit.graph.operator import Array, Weight, operators
 from lowbit.graph.passes.rewriting import Replacement, Rule, Values
 from lowbit.numerics import QTensor, int_format
-from lowbit.weights.panels import PackedMatrix
 
 
 def transposed(weight: Array | QTensor) -> Constant:
@@ -22,12 +23,19 @@ def transposed(weight: Array | QTensor) -> Constant:
     )  # fmt: skip
 
 
+def _of_floats(weight: Constant | None) -> TypeGuard[Array | QTensor]:
+    """Whether it is a weight, of floats or of what stands for them."""
+    if isinstance(weight, np.ndarray):
+        return weight.dtype.kind not in "iub"
+    return isinstance(weight, QTensor)
+
+
 def matmul(values: Values, node: Node) -> Replacement | None:
     """MatMul with a constant matrix on the right."""
     if node.op != "MatMul":
         return None
     weight = values.constant(node.inputs[1])
-    if isinstance(weight, PackedMatrix | None) or len(weight.shape) != 2:
+    if not _of_floats(weight) or len(weight.shape) != 2:
         return None
     if values.constant(node.inputs[0]) is not None:
         return None
@@ -42,7 +50,7 @@ def gemm(values: Values, node: Node) -> Replacement | None:
         return None
     weight, c = values.constant(node.inputs[1]), (*node.inputs, "")[2]
     alpha, beta = float(node.get("alpha", 1.0)), float(node.get("beta", 1.0))
-    if isinstance(weight, PackedMatrix | None) or (alpha != 1 and isinstance(weight, QTensor)):
+    if not _of_floats(weight) or (alpha != 1 and isinstance(weight, QTensor)):
         return None
     name, constants = node.inputs[1], dict[str, Constant]()
     if not node.get("transB", 0):

@@ -135,9 +135,10 @@ class Builder(Writer):
         return name
 
     def number(self, number: float, dtype: torch.dtype) -> Value:
-        """A constant of no axes, or what becomes of sizes in a run."""
+        """A constant of no axes, which wraps to an integer dtype as PyTorch's numbers do, or what
+        becomes of sizes in a run."""
         if not isinstance(number, SYMBOLS):
-            return self.constant(np.array(number, numpy_name(dtype)))
+            return self.constant(np.array(number).astype(numpy_name(dtype)))
         if isinstance(number, torch.SymInt):
             made = self.ints([number], scalar=True)
             own = torch.int64

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lowbit.isa.avx2 import vcvtps2dq, vpackssdw, vpacksswb, vpackuswb
 from lowbit.isa.avx512 import vcvtps2dq_512, vpackssdw_512, vpacksswb_512, vpackuswb_512
-from lowbit.isa.generic import add_saturated, load_head, maximum, minimum, shuffle, store_head
+from lowbit.isa.generic import (
+    add_saturated,
+    load_head,
+    maximum,
+    minimum,
+    select,
+    shuffle,
+    store_head,
+)
 from lowbit.isa.instruction import Instruction
-from lowbit.isa.types import Scalar, Vector, bf16, f32, s8, s32, s64, u8, u16, u32
+from lowbit.isa.types import Scalar, Vector, bf16, f32, s8, s16, s32, s64, u8, u16, u32, u64
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.functions import canonical, constant, rounded
+from lowbit.kernels.cpu.shared.functions import canonical, constant, constant_of, rounded
 
 # Formats by name, and what lies in memory. Integers come with a scale and a zero point.
 FORMATS: dict[str, Scalar] = {"f32": f32, "bf16": bf16, "u8": u8, "s8": s8, "s32": s32}
 TENSORS = ("f32", "bf16", "u8", "s8")
 """Formats of what attention and passes over rows read and write."""
-# Integers that stand for themselves.
-WIDE: dict[str, Scalar] = {"s64": s64}
+# Integers and truth values that stand for themselves, by NumPy's names.
+WHOLE: dict[str, Scalar] = {
+    "int8": s8, "uint8": u8, "int16": s16, "uint16": u16, "int32": s32, "uint32": u32,
+    "int64": s64, "uint64": u64, "bool": u8,
+}  # fmt: skip
 # Elements that are only moved, by their size in bytes.
 RAW: dict[str, Scalar] = {"raw1": u8, "raw2": u16, "raw4": u32, "raw8": s64}
 LIMITS = {"u8": (0.0, 255.0), "s8": (-128.0, 127.0)}
-# What float32 holds of integers that have no scale.
-_WIDE_LIMITS = {"s32": (-(2.0**31), 2.0**31 - 2.0**7), "s64": (-(2.0**63), 2.0**63 - 2.0**39)}
 
 Affine = tuple[float, int]  # a scale and a zero point
 Convert = Callable[[Value], Value]
@@ -64,17 +74,49 @@ def dequantizing(name: str, numbers: Sequence[Value]) -> Convert:
 
 
 def storing(name: str, numbers: Sequence[Any]) -> Convert:
-    """From float32 to what a format stores. s32 and s64 take what is left of a number without its
-    fraction, clamped, and no scale or zero point."""
+    """From float32 to what a format stores."""
     if name in LIMITS:
         quantized = quantizing(name, *numbers)
         return lambda value: quantized(value).to(FORMATS[name])
-    if name in _WIDE_LIMITS:
-        least, greatest = _WIDE_LIMITS[name]
-        return lambda value: minimum(
-            maximum(value, constant(value, least)), constant(value, greatest)
-        ).to((FORMATS | WIDE)[name])
+    if name in WHOLE:
+        return partial(_whole_part, name)
     return canonical if name == "f32" else lambda value: value.to(FORMATS[name])
+
+
+def _whole_part(name: str, value: Value) -> Value:
+    """float32 without its fraction, as `numerics.formats.whole_part` has it. As a bool: whether it
+    is not 0."""
+    kind = WHOLE[name]
+    if name == "bool":
+        truth = constant_of(value, u8, 1)
+        return select(value.equals(0.0), truth - truth, truth)
+    if kind == u64:
+        half = constant(value, 2.0**63)
+        upper = _converted(value - half, s64) ^ -(2**63)
+        return select(value < half, _converted(value, s64), upper).to(u64)
+    return _converted(value, s64 if kind.bits == 64 or kind == u32 else s32).to(kind)
+
+
+def _converted(value: Value, kind: Scalar) -> Value:
+    """float32 as s32 or s64; what these do not hold, and NaN, as their least."""
+    limit = np.float32(2.0 ** (kind.bits - 1))
+    below = float(np.nextafter(-limit, np.float32(-np.inf)))
+    inside = (constant(value, below) < value) & (value < float(limit))
+    whole = select(inside, value, constant(value, 0.0)).to(kind)
+    return select(inside, whole, constant_of(value, kind, -(2 ** (kind.bits - 1))))
+
+
+def storing_whole(name: str) -> Convert:
+    """From integers of any type to integers that stand for themselves, which wrap; of bool
+    whether they are not 0."""
+    if name != "bool":
+        return lambda value: value.to(WHOLE[name])
+
+    def truth(value: Value) -> Value:
+        one = constant(value, 1)
+        return select(value.equals(0), one - one, one).to(u8)
+
+    return truth
 
 
 def quantizing(name: str, inverse: Value | None, zero: Value) -> Convert:

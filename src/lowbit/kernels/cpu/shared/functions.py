@@ -7,7 +7,7 @@ set. Accuracies are stated where the functions are specified, in spec/post_ops.p
 from __future__ import annotations
 
 from lowbit.isa.generic import fma, maximum, minimum, select
-from lowbit.isa.types import f32, s32, with_element
+from lowbit.isa.types import Scalar, f32, s32, with_element
 from lowbit.isa.value import Value
 
 _ROUND = 1.5 * 2.0**23  # added to |x| < 2^22, it leaves round-half-even(x) in the low bits
@@ -56,6 +56,11 @@ def ordered_bits(value: Value) -> Value:
 def constant(like: Value, value: float) -> Value:
     """The number in every lane of such a vector."""
     return like.machine.constant(value, like.type)
+
+
+def constant_of(like: Value, element: Scalar, value: float) -> Value:
+    """The same of another number type."""
+    return like.machine.constant(value, with_element(like.type, element))
 
 
 def fused(a: Value, b: Value | float, c: Value | float) -> Value:

@@ -8,6 +8,7 @@ Slice, Expand and Pad.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
     RAW,
-    WIDE,
+    WHOLE,
     Affine,
     Convert,
     check_formats,
@@ -33,9 +34,11 @@ from lowbit.kernels.cpu.shared.formats import (
     same,
     store_vector,
     storing,
+    storing_whole,
     to_store,
 )
 from lowbit.kernels.cpu.shared.post_op import function_of, keeping_nan, post_ops
+from lowbit.kernels.cpu.tensors import integers
 from lowbit.kernels.cpu.tensors.functions import FUNCTIONS
 from lowbit.kernels.cpu.tensors.loops import (
     BROADCAST,
@@ -51,7 +54,9 @@ from lowbit.kernels.cpu.tensors.loops import (
 )
 
 NUMBER = "number"
-KINDS = {**FORMATS, **WIDE, **RAW}
+KINDS = {**FORMATS, **WHOLE, **RAW}
+
+_POWER = "power"
 
 Step = int | str
 
@@ -62,7 +67,8 @@ def _truth(condition: Value) -> Value:
     return select(condition, one, one - one).to(f32)
 
 
-# What an expression can hold besides inputs, numbers and the post-operations that need no tensor.
+# What an expression of float32 can hold besides inputs, numbers and the post-operations that need
+# no tensor.
 OPERATIONS: dict[str, tuple[int, Callable[..., Value]]] = {
     "add": (2, lambda a, b: a + b),
     "sub": (2, lambda a, b: a - b),
@@ -78,31 +84,27 @@ OPERATIONS: dict[str, tuple[int, Callable[..., Value]]] = {
     "sqrt": (1, sqrt),
     **FUNCTIONS,
 }
-# What an expression can hold where elements are their bits, of `RAW`.
-BITS: dict[str, tuple[int, Callable[..., Value]]] = {
-    "bits_and": (2, lambda a, b: a & b),
-    "bits_or": (2, lambda a, b: a | b),
-    "bits_xor": (2, lambda a, b: a ^ b),
-    "bits_not": (1, lambda a: a ^ ((a ^ a) - 1)),
-}
-OPERATIONS |= BITS
 
 
 class Form(NamedTuple):
     """What is computed. It keys the code.
 
-    inputs, out: formats, "s64" too, or of a copy and of `BITS` one of `RAW`. Integers pass through
-    float32, which holds them exactly up to 2^24; what becomes s32 or s64 loses its fraction.
-    expression: in postfix order, of each element as float32: the number of an input, "number" for
-    one of the parameters, the name of one of `OPERATIONS`, or of a post-operation that needs no
-    tensor.
+    inputs, out: formats, of `FORMATS` or `WHOLE`, or of a copy one of `RAW`.
+    expression: in postfix order: the number of an input, "number" for one of the parameters, or the
+    name of an operation.
     columns: as in `Loops`.
+    computed: what the expression is computed in. "f32": each element is converted to float32, and
+    operations are those of `OPERATIONS`, and post-operations that need no tensor; float32 holds
+    integers exactly up to 2^24, and what becomes one of `WHOLE` loses its fraction. Or one of
+    `WHOLE`, of which all formats are then, too: integers that are converted to it and wrap, with
+    the operations of `integers`.
     """
 
     inputs: tuple[str, ...]
     out: str
     expression: tuple[Step, ...]
     columns: tuple[str, ...]
+    computed: str = "f32"
 
 
 class Elementwise(NamedTuple):
@@ -119,13 +121,14 @@ def plan_elementwise(
     expression: Sequence[Step],
     shape: Sequence[int],
     strides: Sequence[Sequence[int]],
+    computed: str = "f32",
 ) -> Elementwise:
-    """What `elementwise` needs for an output of this shape.
+    """What `elementwise` needs for an output of this shape. inputs to computed: as in `Form`.
 
     strides: of the output, then of each input, in elements. ValueError: a format or a step of the
     expression is unknown, there are too few operands, or the strides do not fit.
     """
-    form = Form(tuple(inputs), out, tuple(expression), ())
+    form = Form(tuple(inputs), out, tuple(expression), (), computed)
     _check(form)
     tile_bytes = RAW[out].bytes if out in RAW and form.expression == (0,) else 0
     loops: Loops = plan_loops(shape, strides, tile_bytes)
@@ -140,6 +143,11 @@ def parameters_array(
     return np.array([*given, *numbers, *to_store(out)], np.float32)
 
 
+def whole_parameters(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+    """The parameters of `elementwise` where it computes in integers: of each its last bits."""
+    return np.array([number % 2**64 for number in numbers], np.uint64).view(np.int64)
+
+
 def plan_copy(itemsize: int, shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Elementwise:
     """What `elementwise` needs to copy elements of 1, 2, 4 or 8 bytes: strides of output, input."""
     raw = f"raw{itemsize}"
@@ -150,15 +158,18 @@ def _check(form: Form) -> None:
     check_formats((*form.inputs, form.out), KINDS)
     if len(form.inputs) > 3:
         raise ValueError(f"at most three inputs, got {len(form.inputs)}")
-    if RAW.keys() & {*form.inputs, form.out}:
-        of_bits = all(isinstance(step, int) or step in BITS for step in form.expression)
-        if {*form.inputs} != {form.out} or not of_bits:
-            raise ValueError(f"{form.out} can only be copied, or its bits joined: got {form}")
+    if RAW.keys() & {*form.inputs, form.out} and (form.inputs, form.expression) != (
+        (form.out,),
+        (0,),
+    ):
+        raise ValueError(f"{form.out} can only be copied: got {form}")
+    if form.computed != "f32":
+        check_formats((form.computed, *form.inputs, form.out), WHOLE)
     depth = 0
     for step in form.expression:
         if isinstance(step, int) and step not in range(len(form.inputs)):
             raise ValueError(f"there is no input {step}: {form.expression}")
-        taken = 0 if isinstance(step, int) or step == NUMBER else _arity(step)
+        taken = 0 if isinstance(step, int) or step == NUMBER else _arity(step, form.computed)
         if depth < taken:
             raise ValueError(f"{step!r} lacks operands: {form.expression}")
         depth += 1 - taken
@@ -166,7 +177,11 @@ def _check(form: Form) -> None:
         raise ValueError(f"an expression has one result, not {depth}: {form.expression}")
 
 
-def _arity(step: str) -> int:
+def _arity(step: str, computed: str) -> int:
+    if computed != "f32":
+        if step != _POWER and step not in integers.OPERATIONS:
+            raise ValueError(f"{step!r} is no operation of integers")
+        return 2 if step == _POWER else integers.OPERATIONS[step][0]
     if step in OPERATIONS:
         return OPERATIONS[step][0]
     if post_ops.get(step).operand:
@@ -189,8 +204,9 @@ def elementwise(
 ) -> None:
     """out = the expression of a, b and c, of which only as many are used as the form has inputs.
 
-    parameters: float32, in this order: scale and zero point of each input of integers; the numbers
-    of the expression; 1 / scale and zero point of an output of 8 bits. geometry, items: of
+    parameters: float32, in this order: scale and zero point of each input of `FORMATS` that has
+    them; the numbers of the expression; 1 / scale and zero point of an output of 8 bits. Where
+    integers are computed, int64: the numbers of the expression. geometry, items: of
     `plan_elementwise`. The output may be an input of the same format and strides, and may otherwise
     not overlap one.
     """
@@ -212,25 +228,37 @@ class _Row:
     """What is done with one row."""
 
     def __init__(self, k: Builder, form: Form, kinds: list[Scalar], parameters: Value) -> None:
-        raw = form.out in RAW
         self._k, self._form, self._kinds = k, form, kinds
-        self._lanes = k.isa.vector_bytes // (kinds[0].bytes if raw else 4)
-        numbers = _numbers(parameters, self._lanes)
+        self._lanes = k.isa.vector_bytes // _lane_bytes(form)
         self._scratch = [
             k.local(kind, GATHERED) if how == STRIDED else None
             for kind, how in zip(kinds, form.columns, strict=True)
         ]
         self._loaded: list[Convert] = [same] * len(form.inputs)
         self._stored: Convert = same
-        if not raw:
-            self._loaded = [
-                dequantizing(name, [next(numbers) for _ in range(parameters_of(name))])
-                for name in form.inputs
-            ]
-        self._evaluate = _compiled(k, form.expression, numbers, self._lanes)
-        if not raw:
-            left = [next(numbers) for _ in range(parameters_of(form.out))]
-            self._stored = storing(form.out, left)
+        if form.out in RAW:
+            self._evaluate = lambda inputs: inputs[0]
+        elif form.computed == "f32":
+            self._of_floats(parameters)
+        else:
+            self._of_integers(parameters)
+
+    def _of_floats(self, parameters: Value) -> None:
+        form, numbers = self._form, _numbers(parameters, self._lanes)
+        self._loaded = [
+            dequantizing(name, [next(numbers) for _ in range(parameters_of(name))])
+            for name in form.inputs
+        ]
+        self._evaluate = _compiled(self._k, form, numbers, self._lanes)
+        left = [next(numbers) for _ in range(parameters_of(form.out))]
+        self._stored = storing(form.out, left)
+
+    def _of_integers(self, parameters: Value) -> None:
+        form, kind = self._form, WHOLE[self._form.computed]
+        self._loaded = [lambda value: value.to(kind)] * len(form.inputs)
+        numbers = (number.to(kind) for number in _numbers(parameters.cast(s64), self._lanes))
+        self._evaluate = _compiled(self._k, form, numbers, self._lanes)
+        self._stored = storing_whole(form.out)
 
     def emit(self, pointers: list[Value], steps: list[Value], count: Value) -> None:
         k = self._k
@@ -268,6 +296,14 @@ class _Row:
         return lambda at, lanes, left: convert(load_vector(source + at, lanes, left))
 
 
+def _lane_bytes(form: Form) -> int:
+    """Of a register, for each element. Narrow integers are computed in parts of registers, as many
+    at a time as there are float32s, since not every set can mask their loads and stores."""
+    if form.out in RAW:
+        return RAW[form.out].bytes
+    return 4 if form.computed == "f32" else max(4, WHOLE[form.computed].bytes)
+
+
 def _numbers(parameters: Value, lanes: int) -> Iterator[Value]:
     """The parameters one after another, each in every lane."""
     at = 0
@@ -277,18 +313,21 @@ def _numbers(parameters: Value, lanes: int) -> Iterator[Value]:
 
 
 def _compiled(
-    k: Builder, expression: Sequence[Step], numbers: Iterator[Value], lanes: int
+    k: Builder, form: Form, numbers: Iterator[Value], lanes: int
 ) -> Callable[[list[Value]], Value]:
     """The expression as a function of the inputs' vectors; its numbers are loaded here."""
+    operations = OPERATIONS
+    if form.computed != "f32":
+        operations = {**integers.OPERATIONS, _POWER: (2, partial(integers.power, k))}
     steps: list[tuple[int, Callable[..., Value]] | int] = []
-    for step in expression:
+    for step in form.expression:
         if isinstance(step, int):
             steps.append(step)
         elif step == NUMBER:
             number = next(numbers)
             steps.append((0, lambda number=number: number))
-        elif step in OPERATIONS:
-            steps.append(OPERATIONS[step])
+        elif step in operations:
+            steps.append(operations[step])
         else:
             given = [next(numbers) for _ in range(post_ops.get(step).parameters)]
             steps.append((1, function_of(step, k, lanes, given)))

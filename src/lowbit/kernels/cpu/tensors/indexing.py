@@ -13,6 +13,7 @@ from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
     RAW,
+    WHOLE,
     Convert,
     dequantizing,
     load_vector,
@@ -21,6 +22,7 @@ from lowbit.kernels.cpu.shared.formats import (
     store_vector,
     storing,
 )
+from lowbit.kernels.cpu.tensors import integers
 from lowbit.kernels.cpu.tensors.elementwise import OPERATIONS
 from lowbit.kernels.cpu.tensors.loops import TOGETHER, by_vectors, convert_row
 
@@ -74,7 +76,7 @@ def gather(
     row of the output is then left as it is. index_stride: from the indices of one `o` to those of
     the next; 0 if all have the same. block: indices of an item.
     """
-    kinds = RAW | FORMATS
+    kinds = RAW | FORMATS | WHOLE
     source, target = table.cast(kinds[form.format]), out.cast(kinds[form.out])
     lanes = k.isa.vector_bytes // (kinds[form.format].bytes if form.format in RAW else 4)
     stored = _converting(storing, form.out, out_parameters, lanes)
@@ -109,12 +111,18 @@ def _converting(
 
 BLOCK = 4096  # elements of a row that an item writes, at most
 
-ELEMENTS = {"f32": f32, "s32": s32, "s64": s64}
+ELEMENTS = {"f32": f32, **WHOLE}
 """Formats of which there are reductions, and running sums."""
 
-REDUCTIONS: dict[str, Callable[[Value, Value], Value]] = {
-    name: OPERATIONS[name][1] for name in ("add", "mul", "max", "min")
-}
+REDUCTIONS = ("add", "mul", "max", "min")
+
+
+def combining(name: str, format: str) -> Callable[[Value, Value], Value]:
+    """One of `REDUCTIONS`, of numbers of one of `ELEMENTS`. Of booleans a sum is whether any holds,
+    and a product whether all do."""
+    if format == "bool":
+        name = {"add": "max", "mul": "min"}.get(name, name)
+    return (OPERATIONS if format == "f32" else integers.OPERATIONS)[name][1]
 
 
 class ScatterForm(NamedTuple):
@@ -154,7 +162,7 @@ def scatter(
     in `gather`; what has no row is not written.
     """
     element = (RAW | ELEMENTS)[form.format]
-    lanes = k.isa.vector_bytes // element.bytes
+    lanes = k.isa.vector_bytes // (element.bytes if form.format in RAW else max(4, element.bytes))
     target, source = out.cast(element), updates.cast(element)
     wanted = indices.cast(s32 if form.indices == "s32" else s64)
     zero, one = k.constant(0, s64), k.constant(1, s64)
@@ -188,7 +196,8 @@ def _write(
             value = load_vector(source + at + part, lanes, left)
             place = target + at + part
             if form.reduction != "none":
-                value = REDUCTIONS[form.reduction](load_vector(place, lanes, left), value)
+                combine = combining(form.reduction, form.format)
+                value = combine(load_vector(place, lanes, left), value)
             store_vector(value, place, left)
 
     by_vectors(k, length, lanes, TOGETHER, some, form.format in RAW)

@@ -17,6 +17,7 @@ from lowbit.isa.types import (
     f32,
     s32,
     s64,
+    u64,
 )
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
@@ -25,6 +26,7 @@ from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
     LIMITS,
+    WHOLE,
     Convert,
     dequantizing,
     load_vector,
@@ -35,6 +37,7 @@ from lowbit.kernels.cpu.shared.formats import (
 from lowbit.kernels.cpu.shared.functions import rounded
 from lowbit.kernels.cpu.shared.post_op import keeping_nan
 from lowbit.kernels.cpu.tensors.indexing import ELEMENTS
+from lowbit.kernels.cpu.tensors.integers import quotient
 from lowbit.kernels.cpu.tensors.loops import TOGETHER, by_vectors
 
 # What sums, means and maxima have in common, wherever the numbers come from.
@@ -43,9 +46,11 @@ from lowbit.kernels.cpu.tensors.loops import TOGETHER, by_vectors
 class Reduction(NamedTuple):
     """What is made of many numbers. It keys the code.
 
-    kind: "sum", "mean" or "max". format, out: of input and output. requantized: whether maxima of
-    integers are converted; if not, input and output have one format, scale and zero point, and what
-    is stored is compared. Sums of 8-bit integers are exact, in 32 bits.
+    kind: "sum", "mean", "max" or "prod". format, out: of input and output. requantized: whether
+    maxima of integers are converted; if not, input and output have one format, scale and zero
+    point, and what is stored is compared. Sums of 8-bit integers are exact, in 32 bits. Integers
+    that stand for themselves, of `WHOLE`, are computed as such, in a single format, and wrap; a
+    mean has no fraction, and is of a sum in 64 bits.
     """
 
     kind: str
@@ -54,15 +59,30 @@ class Reduction(NamedTuple):
     requantized: bool = False
 
     @property
+    def whole(self) -> bool:
+        return self.format in WHOLE
+
+    @property
     def converted(self) -> bool:
+        if self.whole:
+            return False
         return self.kind != "max" or self.requantized
 
     @property
     def computed(self) -> Scalar:
         """What is computed with."""
+        if self.whole:
+            kind = WHOLE[self.format]
+            wide = u64 if kind.kind == "u" else s64
+            return wide if self.kind == "mean" else kind
         if self.format not in LIMITS:
             return f32
         return FORMATS[self.format] if self.kind == "max" else s32
+
+    def pointers(self, x: Value, out: Value) -> tuple[Value, Value]:
+        """To input and output."""
+        kinds = FORMATS | WHOLE
+        return x.cast(kinds[self.format]), out.cast(kinds[self.out])
 
 
 class Reducer:
@@ -80,23 +100,26 @@ class Reducer:
             number = (parameters + i).load()
             numbers.append(number.splat(lanes) if lanes else number)
         self._given = numbers[: counts[0]]
-        self._stored: Convert = lambda value: value.to(FORMATS[reduction.out])
+        self._stored: Convert = lambda value: value.to((FORMATS | WHOLE)[reduction.out])
         if reduction.converted:
             self._stored = storing(reduction.out, numbers[counts[0] :])
 
     def start(self, lanes: int) -> Value:
         """What changes nothing."""
-        kind, least = self._reduction.computed, 0.0
-        if self._reduction.kind == "max":
-            least = LIMITS.get(self._reduction.format, (float("-inf"),))[0]
-        start = least if kind.is_float else int(least)
+        kind = self._reduction.computed
+        start = {"max": float("-inf"), "prod": 1.0}.get(self._reduction.kind, 0.0)
+        if not kind.is_float:
+            least = -(2 ** (kind.bits - 1)) if kind.kind == "s" else 0
+            start = least if self._reduction.kind == "max" else int(start)
         return self._k.constant(start, Vector(kind, lanes) if lanes else kind)
 
     def loaded(self, value: Value) -> Value:
         return value.to(self._reduction.computed)
 
     def combine(self, a: Value, b: Value) -> Value:
-        """The sum, or the greater of both: NaN if one is."""
+        """The sum, the product, or the greater of both: NaN if one is."""
+        if self._reduction.kind == "prod":
+            return a * b
         if self._reduction.kind != "max":
             return a + b
         greater = maximum(a, b)
@@ -120,6 +143,9 @@ class Reducer:
             scale, zero = self._given
             value = (value - self._every(count) * rounded(zero)).to(f32) * scale
         if self._reduction.kind == "mean" and divisor is not None:
+            if self._reduction.whole:
+                numbers = self._every(divisor).to(element_of(value.type))
+                return self._stored(quotient(value, numbers))
             value = value / self._every(divisor).to(f32)
         return self._stored(value)
 
@@ -130,6 +156,7 @@ class Reducer:
 # Sums, means and maxima of tensors [outer, count, inner] over the axis in the middle.
 
 _LANES, _VECTORS = 16, 2  # of a row: the same partial sums on every instruction set
+_WIDE_LANES = 8  # of 64 bits: sums of integers do not depend on it
 _SHORT = 64  # numbers of a column that are added one after another; then their sums are
 _ROW_BLOCK, _COLUMN_BLOCK = 16, 256  # of an item
 
@@ -151,14 +178,15 @@ def reduce_rows(
     and again, then what a part of 32 is not filled by.
     """
     reducer = Reducer(k, reduction, parameters, 0)
-    source, target = x.cast(FORMATS[reduction.format]), out.cast(FORMATS[reduction.out])
-    width = _LANES * _VECTORS
+    source, target = reduction.pointers(x, out)
+    lanes = _WIDE_LANES if reduction.computed.bytes > 4 else _LANES
+    width = lanes * _VECTORS
     whole = count // width * width
     for item in k.parallel((rows + (_ROW_BLOCK - 1)) // _ROW_BLOCK):
         for row in k.range(item * _ROW_BLOCK, minimum((item + 1) * _ROW_BLOCK, rows)):
             start = source + row * count
             with k.scope():
-                parts = [k.register(reducer.start(_LANES)) for _ in range(_VECTORS)]
+                parts = [k.register(reducer.start(lanes)) for _ in range(_VECTORS)]
                 for at in k.range(0, whole, width):
                     reducer.take(parts, start + at)
                 first, second = parts
@@ -186,9 +214,9 @@ def reduce_columns(
 
     A column's numbers are added 64 at a time, and then these sums.
     """
-    lanes = k.isa.vector_bytes // 4
+    lanes = k.isa.vector_bytes // max(4, reduction.computed.bytes)
     reducer = Reducer(k, reduction, parameters, lanes)
-    source, target = x.cast(FORMATS[reduction.format]), out.cast(FORMATS[reduction.out])
+    source, target = reduction.pointers(x, out)
     blocks = (inner + (_COLUMN_BLOCK - 1)) // _COLUMN_BLOCK
     numbers = count.to(s32)
     for item in k.parallel(outer * blocks):
@@ -257,9 +285,9 @@ def pool(
     block: the pixels of an item. Without taps that count a maximum is the least number, a sum 0.
     """
     one_byte = reduction.computed.bytes == 1 and not reduction.requantized
-    lanes = k.isa.vector_bytes // (1 if one_byte else 4)
+    lanes = k.isa.vector_bytes // (1 if one_byte else max(4, reduction.computed.bytes))
     reducer = Reducer(k, reduction, parameters, lanes)
-    source, target = x.cast(FORMATS[reduction.format]), out.cast(FORMATS[reduction.out])
+    source, target = reduction.pointers(x, out)
     blocks = (pixels + (block - 1)) // block
     for item in k.parallel(batch * blocks):
         image, begin = item // blocks, item % blocks * block

@@ -6,18 +6,21 @@ from lowbit.isa.generic import maximum, minimum, select
 from lowbit.isa.types import (
     Int,
     S64Pointer,
+    Scalar,
     U8Pointer,
     Vector,
     element_of,
     f32,
     s32,
     s64,
+    u32,
+    u64,
 )
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.rows.input_format import across
-from lowbit.kernels.cpu.shared.formats import FORMATS, WIDE
+from lowbit.kernels.cpu.shared.formats import FORMATS, WHOLE
 from lowbit.kernels.cpu.shared.functions import ordered_bits
 
 # The place of the greatest number in each row.
@@ -35,12 +38,21 @@ def argmax_block(count: int) -> int:
 
 
 def ordered(value: Value) -> Value:
-    """Numbers as s32 that order alike: −0 as 0, NaN above all."""
-    if not element_of(value.type).is_float and element_of(value.type).kind != "bf":
-        return value.to(s32)
+    """Numbers as s32, or where they are wider integers as s64, that order alike: −0 as 0, NaN above
+    all."""
+    element = element_of(value.type)
+    if not element.is_float and element.kind != "bf":
+        if element == u64:
+            return (value ^ (1 << 63)).to(s64)
+        return value.to(s64 if is_wide(element) else s32)
     number = value.to(f32)
     key = ordered_bits(number)
     return select(number.equals(number), key, key.machine.constant(_NAN_KEY, key.type))
+
+
+def is_wide(element: Scalar) -> bool:
+    """Whether s32 does not hold such integers."""
+    return element.bits == 64 or element == u32
 
 
 @kernel
@@ -51,7 +63,10 @@ def argmax(
 
     x: [rows, count], contiguous, of this format, count from 1 to 2^31 − 1. block: rows of an item.
     """
-    source = x.cast(FORMATS[format])
+    source = x.cast((FORMATS | WHOLE)[format])
+    if is_wide(source.type.element):  # type: ignore[union-attr]
+        _argmax_wide(k, places, source, rows, count, block)
+        return
     numbers = k.local(s32, _LANES)
     for lane in range(_LANES):
         (numbers + lane).store(k.constant(lane, s32))
@@ -76,6 +91,23 @@ def argmax(
                 (places + row).store(_LAST_PLACE - (found.value & _LAST_PLACE))
 
 
+def _argmax_wide(
+    k: Builder, places: Value, source: Value, rows: Value, count: Value, block: Value
+) -> None:
+    """Of integers with keys of 64 bits, which leave no room for places: one after another."""
+    for item in k.parallel((rows + (block - 1)) // block):
+        for row in k.range(item * block, minimum((item + 1) * block, rows)):
+            start = source + row * count
+            best = k.register(ordered(start.load()))
+            place = k.register(k.constant(0, s64))
+            for at in k.range(1, count):
+                key = ordered((start + at).load())
+                later = best.value < key
+                place.value = select(later, at, place.value)
+                best.value = select(later, key, best.value)
+            (places + row).store(place.value)
+
+
 # The places of the first numbers of each row, in order.
 
 ARRAYS = 4  # of scratch: keys and places, to merge from and to
@@ -98,17 +130,16 @@ def sort(
     """places[r, :kept] = where the first numbers of x[r, :count] are, in order.
 
     Of equal numbers the lower place comes first; NaN is above all numbers, -0 equals 0. x: [rows,
-    count], contiguous, of this format, which may be s64. levels: the least with 2^levels >= count.
+    count], contiguous, of this format. levels: the least with 2^levels >= count.
     scratch: `ARRAYS` · count for each thread. Merge sort (Knuth, volume 3, section 5.2.4), of whose
     runs no more than `kept` numbers are merged: the others cannot be among the first.
     """
-    source = x.cast((FORMATS | WIDE)[format])
+    source = x.cast((FORMATS | WHOLE)[format])
     own = scratch + k.thread() * (count * ARRAYS)
     for row in k.parallel(rows):
         start = source + row * count
         for at in k.range(0, count):
-            number = (start + at).load()
-            key = number if format == "s64" else ordered(number).to(s64)
+            key = ordered((start + at).load()).to(s64)
             (own + at).store(key ^ -1 if descending else key)
             (own + (count + at)).store(at)
         width = k.register(k.constant(1, s64))

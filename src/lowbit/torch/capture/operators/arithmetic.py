@@ -63,15 +63,19 @@ def divide(b: Builder, *, x: Any, other: Any, rounding_mode: str | None = None) 
         if floored:
             return b.floor(made)
         return made if rounding_mode is None else b.op("Trunc", made)
-    if floored:
-        one = b.sub(one, b.mod(one, two))
-    return b.div(one, two)
+    return b.op("FloorDiv", one, two) if floored else b.div(one, two)
 
 
 @converter("remainder", "fmod")
 def remainder(b: Builder, *, x: Any, other: Any) -> Value:
     one, two = operands(b, x, other)
     return b.mod(one, two, fmod=b.operator == "fmod")
+
+
+@converter("__lshift__", "__rshift__", "bitwise_left_shift", "bitwise_right_shift")
+def shift(b: Builder, *, x: Any, other: Any) -> Value:
+    left = b.operator in ("__lshift__", "bitwise_left_shift")
+    return b.op("BitShift", *operands(b, x, other), direction="LEFT" if left else "RIGHT")
 
 
 @converter("trunc")

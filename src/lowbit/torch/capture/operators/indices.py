@@ -228,9 +228,8 @@ def scatter(
         if not include_self:
             counts = written(counts, filled(0, wanted or [1]), "none")
         counts = b.maximum(written(counts, filled(1, wanted or [1]), "add"), b.number(1, dtype))
-        if not dtype.is_floating_point:  # rounded down
-            made = b.sub(made, b.mod(made, counts))
-        made = b.div(made, counts)
+        rounded_down = not dtype.is_floating_point
+        made = b.op("FloorDiv", made, counts) if rounded_down else b.div(made, counts)
     return made if wanted else b.reshape(made, b.out.shape)
 
 

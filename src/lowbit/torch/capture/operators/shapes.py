@@ -301,7 +301,7 @@ def any_(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False) -> Val
     axes = (dim,) if isinstance(dim, int) else dim
     ones = b.cast(b.to(x, torch.bool), "int32")
     made = b.reduce("max", ones, axes, keepdim)
-    return b.cast(made, "bool")
+    return b.cast(made, numpy_name(b.out.dtype))
 
 
 @converter("linalg_vector_norm", "norm")
