@@ -24,6 +24,7 @@ UNCENTRED = "2"  # the version in which vectors have no frame but scales of dime
 _PARTS = ("panels", "column_sums", "scale")  # of a part, in a file
 _FIELDS = ("dim", "bits", "scale", "metric", "counts")
 _FRAMED = ("biased", "reach")  # since there are frames
+_BIASES = {"l2": "bias", "dot": "product", "cosine": "product"}  # −|v − c|²/2, (v − c) · c
 _NAMED = "next_id"  # of an index whose vectors have ids of their own
 
 
@@ -42,7 +43,7 @@ def save(path: str | os.PathLike[str], codec: Codec, content: Content) -> None:
             held = held.copy()
         arrays |= {f"{number}.{name}": getattr(held, name) for name in _PARTS}
         if held.bias is not None:
-            arrays[f"{number}.bias"] = held.bias
+            arrays[f"{number}.{_BIASES[codec.metric]}"] = held.bias
         if held.ids is not None:
             arrays[f"{number}.ids"] = held.ids[: part.count]
     counts = [part.count for part in content.parts]
@@ -79,7 +80,7 @@ def load(
         names = _frame_names(framed, weighted, bool(counts))
         common = {name: arrays.pop(name) for name in (*names[0], *names[1]) if name in arrays}
         check_names(common, names[0], names[1])
-        content = _content(empty, counts, next_id, arrays)
+        content = _content(empty, _BIASES[fields["metric"]], counts, next_id, arrays)
         return replace(content, **_frame(content, framed, weighted, reach, common))
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{os.fspath(path)} does not hold together: {error}") from None
@@ -133,6 +134,7 @@ def _frame(
 
 def _content(
     empty: Content,
+    bias_name: str,
     counts: list[int],
     next_id: int | None,
     arrays: dict[str, npt.NDArray[Any]],
@@ -141,19 +143,19 @@ def _content(
     if not all(type(count) is int and 1 <= count <= MOST for count in counts):
         raise ValueError(f"parts have 1 to {MOST} vectors, got {counts}")
     named = next_id is not None
-    names = (*_PARTS, *("bias",) * empty.biased, *("ids",) * named)
+    names = (*_PARTS, *(bias_name,) * empty.biased, *("ids",) * named)
     required = [f"{number}.{name}" for number in range(len(counts)) for name in names]
     check_names(arrays, required, ())
     parts: list[Part] = []
     for number, count in enumerate(counts):
         panels, sums, scale, bias, ids = (
-            arrays.get(f"{number}.{name}") for name in (*_PARTS, "bias", "ids")
+            arrays.get(f"{number}.{name}") for name in (*_PARTS, bias_name, "ids")
         )
         assert panels is not None
         assert sums is not None
         assert scale is not None
         PackedMatrix(panels, sums, empty.dim, count, empty.dtype, scale)  # which checks them
-        held = Arrays(panels, sums, scale, _shaped(bias, len(sums), np.float32, "bias"),
+        held = Arrays(panels, sums, scale, _shaped(bias, len(sums), np.float32, bias_name),
                       _shaped(ids, count, np.int64, "ids"))  # fmt: skip
         parts.append(Part(empty.dim, empty.dtype, count, held, grows=False))
     total = sum(counts)

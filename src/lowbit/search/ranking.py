@@ -140,6 +140,8 @@ class Ranking:
 
     def within(self, query: Floats, number: int, radius: float) -> Found:
         """(scores, positions) of all that score better than `radius` with a query [1, dim]."""
+        if self.content.frame is None:  # there was no vector yet
+            return np.empty(0, np.float32), np.empty(0, np.int64)
         (projection,) = self._projections(query, number)
         chunks = self._chunks(projection)
         values = Queries(projection.values, *self.how)
