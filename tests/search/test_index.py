@@ -50,8 +50,9 @@ def _reference(index: VectorIndex, vectors: np.ndarray, queries: np.ndarray) -> 
         lengths = np.square(rest).sum(axis=1)[:, None]
         return lengths - 2 * rest @ kept.T + np.square(exact).sum(axis=1)
     share = wide @ centre / np.maximum(centre @ centre, 1e-300)
-    near = share >= 0.25
-    factor = np.where((share >= 0.5) & (share <= 2), 1, share)[:, None] * near[:, None]
+    best = np.where(share >= 0.25, share, 0)
+    lengths = [np.square(wide - factor * centre).sum(axis=1) for factor in (1, best[:, None])]
+    factor = np.where(lengths[0] <= 1.5 * lengths[1], 1, best)[:, None]
     return wide @ centre[:, None] + (wide - factor * centre) @ kept.T + factor * (exact @ centre)
 
 

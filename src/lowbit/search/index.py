@@ -31,12 +31,14 @@ _PLACES = 1 << 18  # of groups that they keep together at most; scores and ids o
 class VectorIndex:
     """Vectors of `dim` numbers, kept at `bits` 8 or 4 each, to be searched exhaustively.
 
-    - scale "vector": symmetric, one scale for each vector. "dimension": one for each dimension,
-      found in the vectors of `train`, or else in those that are added first; later values beyond
-      its range are clamped.
+    - scale "vector": symmetric about the vectors' mean, a scale for each vector. "dimension": a
+      weight for each dimension too, by how much it varies.
     - metric "dot": inner product; "cosine": of vectors that are normalized when they are added,
-      and queries when they are searched, where a vector of zeros scores 0; "l2": squared
-      distance.
+      and queries when they are searched; "l2": squared distance.
+
+    Mean and weights are found in the vectors of `train`, or else in those that are added: anew
+    whenever there are twice as many, until there are 1,024, up to which the index keeps the vectors
+    themselves too.
 
     Vectors and queries are float32, float64, float16 or bfloat16, in arrays, CPU tensors or lists;
     one vector may be given as [dim]. They are taken as float32.
@@ -108,7 +110,7 @@ class VectorIndex:
         )
 
     def train(self, vectors: Any) -> None:
-        """Find the scales of dimensions in `vectors`, floats [n, dim]; others need no training.
+        """Find mean and weights in `vectors`, floats [n, dim], some hundreds at least.
 
         ValueError: of another width, not finite, none, or the index holds vectors already.
         """
@@ -135,6 +137,7 @@ class VectorIndex:
         TypeError: no floats; ids that are no integers. ValueError: of another width; NaN or
         infinity, naming the first; beyond float32, or so large that it cannot hold a squared
         length; ids of another number, below 0, or that are there already. Nothing is added then.
+        UserWarning: more than a hundredth of the vectors lie outside of what was trained.
         """
         source = self._codec.shaped(vectors, "vectors")
         names = None if ids is None else self._names(ids, len(source))

@@ -22,7 +22,7 @@ from lowbit.search.frame import Doubles, Frame
 from lowbit.search.groups import Floats, Ids
 
 _LIKE = 0.25  # of the centre, that a query has along it at least, if it is centred
-_SAME = 0.5, 2.0  # times the centre: queries count as those of length 1, which makes q = v exact
+_SAME = 1.5  # times |q − α·c|² of the best α: with as much α is 1, which makes q = v exact
 _LARGE, _SMALLER = 2.0**90, 2.0**-80  # sums of larger numbers times integers might overflow
 
 
@@ -56,13 +56,18 @@ def distances(queries: Floats, frame: Frame) -> list[Projection]:
 
 
 def inner_products(queries: Floats, frame: Frame) -> list[Projection]:
-    """The queries near the centre's direction, and the others, for inner products."""
+    """The queries that are centred, and those that are not, for inner products."""
     wide = queries.astype(np.float64)
     centre = frame.centre.astype(np.float64)
     along = np.einsum("qd,d->q", wide, centre)
-    share = along / max(float(centre @ centre), float(np.finfo(np.float64).tiny))
+    squares = np.einsum("qd,qd->q", wide, wide)
+    whole = float(centre @ centre)
+    share = along / max(whole, float(np.finfo(np.float64).tiny))
     like = share >= _LIKE
-    share = np.where((share >= _SAME[0]) & (share <= _SAME[1]), 1, share)
+    shortest = squares - np.where(like, share, 0) * along  # |q − α·c|², of the best α
+    same = squares - 2 * along + whole <= _SAME * shortest
+    share = np.where(same, 1, share)
+    like |= same
     projections: list[Projection] = []
     near = np.flatnonzero(like)
     if len(near):
