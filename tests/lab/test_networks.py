@@ -101,7 +101,10 @@ def test_a_function_is_quantized_run_and_reported_on(here: Path, quantized: str)
     with np.load("made.npz") as made:
         assert [one.shape for one in made.values()] == [(3, 10)]
     told = _run("report", "int8", "--html", "page.html", "--json", "again.json")
-    assert "No accuracy" in told
+    for text in (told, Path("page.html").read_text()):
+        words = " ".join(text.split())
+        assert "No accuracy" in words
+        assert "for speed alone" in words  # noise is never taken for data
     assert json.loads(Path("again.json").read_text()) == found
 
 
@@ -204,6 +207,74 @@ def test_an_onnx_file(here: Path) -> None:
     assert "y: float32 [1, 4]" in _run("run", "small.onnx")
 
 
+TOKENS = np.arange(24).reshape(12, 2) % 5
+MASK = np.ones((12, 2), np.int64)
+MASK[:, 1] = 0
+
+
+@pytest.fixture
+def encoder(here: Path) -> Path:
+    """A table of 5 rows and a product, masked; its inputs are ids and mask."""
+    onnx = pytest.importorskip("onnx")
+    helper, rng = onnx.helper, np.random.default_rng(0)
+    constants = {"table": rng.standard_normal((5, 8)), "w": rng.standard_normal((8, 4))}
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "w"], ["made"]),
+        helper.make_node("Cast", ["mask"], ["float"], to=1),
+        helper.make_node("Unsqueeze", ["float", "axis"], ["wide"]),
+        helper.make_node("Mul", ["made", "wide"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "encoder",
+        [helper.make_tensor_value_info(name, 7, ["n", 2]) for name in ("ids", "mask")],
+        [helper.make_tensor_value_info("y", 1, ["n", 2, 4])],
+        [
+            *(onnx.numpy_helper.from_array(array.astype(np.float32), name)
+              for name, array in constants.items()),
+            onnx.numpy_helper.from_array(np.array([-1]), "axis"),
+        ],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, "encoder.onnx")
+    return here
+
+
+def test_without_data_it_says_what_it_wants(encoder: Path) -> None:
+    told = _fails("quantize", "encoder.onnx", "--out", "none")
+    for text in ("ids: int64 [n, 2]", "mask: int64 [n, 2]", "ids=..., mask=...", "random"):
+        assert text in told
+    told = _fails("quantize", "tiny_of_tests:pair", "--out", "none")
+    assert "input: float32 [1, 3, 12, 12]" in told
+    assert not (encoder / "none").exists()
+    done = CliRunner().invoke(app, ["quantize", "encoder.onnx", "--data", "random", "--out", "r"])
+    words = " ".join(done.output.split())
+    assert words.count("for speed alone") == 2  # in the report, and as a warning
+    assert report.read(encoder / "r")["data"] == "random"
+
+
+def test_arrays_are_matched_by_name(encoder: Path) -> None:
+    np.savez("swapped.npz", mask=MASK, ids=TOKENS)
+    found = source.find("encoder.onnx", "swapped.npz")
+    np.testing.assert_array_equal(found.batches[0]["ids"], TOKENS[:8])
+    told = _run("quantize", "encoder.onnx", "--data", "swapped.npz", "--out", "named")
+    assert "SQNR of y" in told
+    for arrays, text in (
+        ({"mask": MASK}, "holds mask, and the network's inputs are ids, mask"),
+        ({"ids": TOKENS, "mask": MASK, "type": MASK}, "holds ids, mask, type, and"),
+        ({"a": TOKENS, "b": MASK}, "holds a, b, and"),
+        ({"ids": TOKENS, "mask": MASK[:, :1]}, "input mask is int64 [n, 2]"),
+        ({"ids": TOKENS, "mask": MASK.astype(np.float32)}, "and its array is float32 [12, 2]"),
+    ):
+        np.savez("other.npz", **arrays)
+        assert text in " ".join(_fails("quantize", "encoder.onnx", "--data", "other.npz",
+                                       "--out", "none").split())  # fmt: skip
+    np.save("one.npy", TOKENS)
+    told = _fails("quantize", "encoder.onnx", "--data", "one.npy", "--out", "none")
+    assert "one array without a name" in told
+
+
 def test_sizes_that_are_open_are_those_of_the_data(here: Path) -> None:
     """Of images, beside inputs that are the same for all samples."""
     onnx = pytest.importorskip("onnx")
@@ -239,7 +310,10 @@ def test_what_is_wrong_is_said_in_a_line(here: Path) -> None:
     for what, text in (
         (("quantize", "tiny_of_tests:network", "--data", "random"), "says no inputs"),
         (("quantize", "tiny_of_tests:absent"), "has no 'absent'"),
-        (("quantize", "tiny_of_tests:nothing"), "nothing to quantize in nothing"),
+        (
+            ("quantize", "tiny_of_tests:nothing", "--data", "random"),
+            "nothing to quantize in nothing",
+        ),
         (("quantize", "absent"), "absent"),
         (("quantize", "tiny_of_tests:pair", "--config", "int3"), "config 'int3' is not known"),
         (("quantize", "tiny_of_tests:pair", "--rounding", "up"), "unknown method 'up'"),
@@ -250,7 +324,7 @@ def test_what_is_wrong_is_said_in_a_line(here: Path) -> None:
     (here / "broken" / "report.json").write_text("{")
     assert "is no report" in _fails("report", "broken")
     np.savez("two.npz", np.zeros(1), np.zeros(1))
-    assert "got 2 arrays" in _fails("run", "int8", "--input", "two.npz")
+    assert "holds arr_0, arr_1, and" in _fails("run", "int8", "--input", "two.npz")
     assert not (here / "none").exists()
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lowbit
 from lowbit import VectorIndex
 from lowbit.search.files import FILE
-from lowbit.weights.tensor_file import StoredTensor
+from lowbit.weights.tensor_file import StoredTensor, TensorFile
 
 VECTORS = np.random.default_rng(0).standard_normal((70, 20)).astype(np.float32)
 
@@ -119,11 +120,56 @@ def test_arrays_that_are_missing_or_of_another_shape_are_refused(name: str, tmp_
     _forged(path, {}, {**arrays, name: arrays["1.panels"]})
 
 
-def test_scales_of_dimensions_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_frames_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "index"
     _index(scale="dimension").save(path)
     _, arrays = FILE.read(path, verify=True)
-    one = arrays.pop("dimension_scale")
-    _forged(path, {}, arrays)
-    _forged(path, {}, {**arrays, "dimension_scale": StoredTensor.of(one.numpy()[1:])})
-    _forged(path, {"scale": "vector"}, {**arrays, "dimension_scale": one})
+    for name in ("centre", "weight", "early"):
+        other = arrays[name].numpy()
+        if name != "early":
+            _forged(path, {}, {n: a for n, a in arrays.items() if n != name})
+        _forged(path, {}, {**arrays, name: StoredTensor.of(other[1:])})
+        _forged(path, {}, {**arrays, name: StoredTensor.of(other.astype(np.float64))})
+        _forged(path, {}, {**arrays, name: StoredTensor.of(other * np.float32(np.nan))})
+    _forged(path, {}, {**arrays, "weight": StoredTensor.of(arrays["weight"].numpy() * 0)})
+    _forged(path, {"scale": "vector"}, arrays)
+    for change in ({"reach": -1.0}, {"reach": "1"}, {"biased": 1}):
+        _forged(path, change, arrays)
+
+
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+@pytest.mark.parametrize("scale", ["vector", "dimension"])
+def test_files_of_the_version_without_a_mean_are_read(
+    scale: Any, metric: Any, tmp_path: Path
+) -> None:
+    """What version 2 wrote: vectors as scale times integers, for l2 with −|v|²/2 of these."""
+    weight = np.linspace(1, 2, 20).astype(np.float32) if scale == "dimension" else None
+    codes = lowbit.quantize(VECTORS / (1 if weight is None else weight), "int8", axis=0)
+    kept = codes.dequantize() * (1 if weight is None else weight)
+    packed = lowbit.pack(lowbit.QTensor(codes.values.T, codes.scale, codes.zero_point,
+                                        codes.format, 1))  # fmt: skip
+    panels, sums, scales = (np.asarray(array) for array in
+                            (packed.panels, packed.column_sums, packed.scale))  # fmt: skip
+    columns = len(sums)
+    bias = np.zeros(columns, np.float32)
+    bias[:70] = -np.square(kept).sum(axis=1) / 2
+    arrays = {"0.panels": panels, "0.column_sums": sums, "0.scale": scales}
+    if metric == "l2":
+        arrays["0.bias"] = bias
+    if weight is not None:
+        arrays["dimension_scale"] = weight
+    fields = {"dim": 20, "bits": 8, "scale": scale, "metric": metric, "counts": [70]}
+    old = TensorFile(FILE.format, FILE.title, "2")
+    old.write(tmp_path / "old", {"index": json.dumps(fields)},
+              {name: StoredTensor.of(array) for name, array in arrays.items()})  # fmt: skip
+    index = VectorIndex.load(tmp_path / "old", verify=True)
+    np.testing.assert_allclose(index.reconstruct(index.ids), kept, rtol=1e-6)
+    queries = VECTORS[:5] + np.float32(0.1)
+    scores, ids = index.search(queries, 3)
+    exact = queries @ kept.T
+    if metric == "l2":
+        exact = np.square(queries[:, None] - kept).sum(axis=2)
+    np.testing.assert_allclose(scores, np.take_along_axis(exact, ids, 1), rtol=1e-4)
+    index.add(VECTORS[:9] / 2)
+    index.save(tmp_path / "new")
+    _same(index, VectorIndex.load(tmp_path / "new"))

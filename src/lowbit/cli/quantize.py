@@ -30,8 +30,9 @@ Data = Annotated[
     str | None,
     typer.Option(
         metavar="FILE.npy|FILE.npz|random",
-        help="To calibrate with: samples of the input, of all inputs in their order, or noise.",
-        show_default="the model's own, where it has any",
+        help="To calibrate with: samples of the one input, of all inputs by their names, or noise, "
+        "which is for speed alone.",
+        show_default="the own data of a network that is called by name; others need some",
     ),
 ]
 Rounding = Annotated[
@@ -217,6 +218,8 @@ def _network(
     how = Method(**method)
     found = source.find(model, data, weights, batches)
     made = report.quantize(found, how, out, threads=threads, samples=samples)
+    if found.data == source.RANDOM:
+        print(f"warning: {report.NOISE}", file=sys.stderr)
     return report.text(made), json.dumps(made, indent=1, allow_nan=False)
 
 

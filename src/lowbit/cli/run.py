@@ -38,7 +38,7 @@ def run(
         typer.Option(
             "--input",
             metavar="FILE",
-            help="FILE.npy, or FILE.npz with all inputs in their order.",
+            help="FILE.npy, or FILE.npz with all inputs by their names.",
             show_default="random, one sample",
         ),
     ] = None,
@@ -108,16 +108,11 @@ def _lines(found: dict[str, Any]) -> Iterator[Text]:
 
 
 def _inputs(graph: Graph, file: str | None) -> dict[str, Any]:
-    import numpy as np
+    from lowbit.models.source import Samples, random_inputs
 
     if file is None:
-        from lowbit.models.source import random_inputs
-
         return random_inputs(graph)
-    held = np.load(file, allow_pickle=False)
-    arrays = (held,) if isinstance(held, np.ndarray) else tuple(held[name] for name in held.files)
-    if len(arrays) != len(graph.inputs):
-        raise ValueError(f"the inputs are {', '.join(graph.inputs)}; got {len(arrays)} arrays")
+    arrays = Samples.read(file).ordered(graph.inputs)
     return dict(zip(graph.inputs, arrays, strict=True))
 
 

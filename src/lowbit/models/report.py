@@ -20,7 +20,7 @@ from lowbit.graph.passes.quantize import Decision
 from lowbit.graph.sensitivity import sqnr
 from lowbit.models.model import Array
 from lowbit.models.quantize import Method, quantized_graph
-from lowbit.models.source import NETWORK, Source, few, padded
+from lowbit.models.source import NETWORK, RANDOM, Source, few, padded
 from lowbit.models.work import multiply_adds
 from lowbit.registry.extras import versions
 from lowbit.report.text import format_seconds, new_table, three_digits
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from lowbit.report.page import Figure
 
 REPORT = "report.json"
+NOISE = (
+    "Calibrated with random numbers, for speed alone: the figures of accuracy say nothing of real "
+    "inputs, and the network is not for use. Calibrate with --data FILE.npz."
+)
 _SAME = 200.0  # decibels from which values count as equal
 _INSIDE = {"int8": "int8", "dynamic": "int8, rows", "int4": "int4", "float": "float32"}
 
@@ -273,6 +277,8 @@ def _accuracy_section(report: Mapping[str, Any]) -> Section:
     ]
     columns.append(("samples", True))
     lines, notes = [], []
+    if report["data"] == RANDOM:
+        notes.append(NOISE)
     for name, value in report["output_sqnr_db"].items():
         lines.append([f"SQNR of {name}, sample", "", _decibels(value), "", ""])
     for name, one in report["accuracy"].items():
@@ -281,6 +287,8 @@ def _accuracy_section(report: Mapping[str, Any]) -> Section:
             continue
         figures = (one["float"], one["value"], one["error"])
         lines.append([name, *("" if x is None else f"{x:.4g}" for x in figures), str(one["count"])])
+    if not report["output_sqnr_db"]:
+        notes.append("No SQNR of outputs: on the sample none is of floats that are not all zero.")
     if not report["accuracy"]:
         notes.append("No accuracy: there are no data with labels for this network.")
     return Section("Accuracy", columns, lines, " ".join(notes))
@@ -323,7 +331,8 @@ def _layers_section(report: Mapping[str, Any]) -> Section:
 
 def heading(report: Mapping[str, Any]) -> str:
     """What was quantized, how, and where."""
-    about = f"{report['method']}, data: {report['data']}"
+    data = "random numbers, FOR SPEED ALONE" if report["data"] == RANDOM else report["data"]
+    about = f"{report['method']}, data: {data}"
     return f"{about}; {report['cpu']}, {report['isa']}, {report['date']}"
 
 

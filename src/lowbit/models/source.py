@@ -52,22 +52,25 @@ def find(
 
     what: the name of a model of the registry; `module:function`, where the function returns a
     PyTorch module, or a pair of it and an example of its inputs; or FILE.onnx. data: FILE.npy with
-    samples of the one input, FILE.npz with those of all in their order, "random", or None for a
+    samples of the one input, FILE.npz with those of all by their names, "random", or None for a
     registered model's own, of which `batches` are taken to calibrate with. ValueError: there is
-    no such thing, or the data do not fit.
+    no such thing, the data do not fit, or there are none, of a network that brings none.
     """
     if what.lower().endswith(".onnx"):
-        return _of_file(Path(what).stem, Path(what), _given(data))
+        return _of_file(Path(what).stem, Path(what), None, data)
     if ":" in what:
-        return _of_function(what, _given(data))
+        return _of_function(what, data)
     model = models.get(what)
     if reason := model.absent():
         raise ModuleNotFoundError(reason)
     built = model.build(weights, for_speed=data == RANDOM)
-    given, own = _given(data), None
+    if data not in (None, RANDOM):
+        if isinstance(built, Path):
+            return _of_file(what, built, None, data)
+        return _of_module(what, built, [Samples.read(data).of_module(built)], "a file")
     if data == RANDOM:
-        given = [model.example((_BATCHES + 1) * _BATCH)]
-    elif given is None:
+        given, own = [model.example((_BATCHES + 1) * _BATCH)], None
+    else:
         given, own = list(model.calibration(batches + 1, _BATCH)), model
         longest = [
             [max(n) for n in zip(*map(np.shape, each), strict=True)]
@@ -75,7 +78,7 @@ def find(
         ]
         given = [padded(one, longest) for one in given]
     if isinstance(built, Path):
-        return _of_file(what, built, given, own)
+        return _of_file(what, built, given, data, own)
     return _of_module(what, built, given, data or "of the model", own)
 
 
@@ -97,24 +100,117 @@ def padded(arrays: Arrays, shapes: Sequence[Sequence[int | str]]) -> Arrays:
     return tuple(made)
 
 
-def _given(data: str | None) -> list[Arrays] | None:
-    """The arrays of a file, as one batch; None for no file."""
-    if data in (None, RANDOM):
-        return None
-    held = np.load(data, allow_pickle=False)
-    if isinstance(held, np.ndarray):
-        return [(held,)]
-    with held:
-        return [tuple(held[name] for name in held.files)]
+@dataclass(frozen=True)
+class Samples:
+    """The arrays of a file, by name; in an .npy there is one, without a name."""
+
+    path: str
+    arrays: Mapping[str, Array]
+
+    @classmethod
+    def read(cls, path: str) -> Samples:
+        """ValueError, OSError: it is none of NumPy's files, or holds objects."""
+        held = np.load(path, allow_pickle=False)
+        if isinstance(held, np.ndarray):
+            return cls(path, {"": held})
+        with held:
+            return cls(path, {name: held[name] for name in held.files})
+
+    def ordered(self, names: Sequence[str]) -> Arrays:
+        """The arrays in the order of a network's inputs. ValueError: they are called otherwise."""
+        if len(names) == 1 and len(self.arrays) == 1 and self._unnamed:
+            return tuple(self.arrays.values())
+        if set(names) != set(self.arrays):
+            held = ", ".join(self.arrays) if "" not in self.arrays else "one array without a name"
+            raise ValueError(
+                f"{self.path} holds {held or 'nothing'}, and the network's inputs are "
+                f"{', '.join(names)}: arrays are matched by name. Make it with {_savez(names)}"
+            )
+        return tuple(self.arrays[name] for name in names)
+
+    @property
+    def _unnamed(self) -> bool:
+        """Whether its one array has no name, or the one that NumPy gives."""
+        return next(iter(self.arrays)) in ("", "arr_0")
+
+    def of_module(self, network: nn.Module) -> Arrays:
+        """The arrays in the order of the parameters of a module's forward."""
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = inspect.signature(network.forward).parameters.values()
+        names = [one.name for one in parameters if one.kind in kinds]
+        required = [one.name for one in parameters
+                    if one.kind in kinds and one.default is inspect.Parameter.empty]  # fmt: skip
+        return self.ordered(names[: max(len(required), min(len(self.arrays), len(names)))])
+
+
+def fitted(graph: Graph, arrays: Arrays) -> Arrays:
+    """Arrays as the inputs of a graph take them. ValueError: another number of them, or a shape or
+    dtype that does not fit, by the input's name."""
+    if len(arrays) != len(graph.inputs):
+        raise ValueError(f"the inputs are {', '.join(graph.inputs)}; got {len(arrays)} arrays")
+    return tuple(
+        _fitted(graph, name, array) for name, array in zip(graph.inputs, arrays, strict=True)
+    )
+
+
+def _fitted(graph: Graph, name: str, array: Array) -> Array:
+    tensor = graph.tensors[name]
+    sizes = zip(tensor.shape[1:], array.shape[1:], strict=False)
+    fits = array.ndim == len(tensor.shape) and all(
+        isinstance(size, str) or size == n for size, n in sizes
+    )
+    dtype = np.dtype(tensor.dtype if tensor.scale is None else "float32")
+    same = array.dtype == dtype or (
+        array.dtype.kind in "iuf" and array.dtype.kind in ("f" if dtype.kind == "f" else "iu")
+    )
+    if not fits or not same:
+        raise ValueError(
+            f"input {name} is {described(graph, name)}, and its array is {array.dtype} "
+            f"{list(array.shape)}"
+        )
+    if array.dtype == dtype:
+        return array
+    made = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(made, array):
+        raise ValueError(f"input {name} is {dtype}, and its array of {array.dtype} has more")
+    return made
+
+
+def described(graph: Graph, name: str) -> str:
+    """The dtype and shape of an input."""
+    tensor = graph.tensors[name]
+    dtype = tensor.dtype if tensor.scale is None else "float32"
+    return f"{dtype} [{', '.join(map(str, tensor.shape))}]"
+
+
+def _savez(names: Sequence[str]) -> str:
+    return f"numpy.savez('FILE.npz', {', '.join(f'{name}=...' for name in names)})"
+
+
+def _needs_data(what: str, inputs: Mapping[str, str]) -> ValueError:
+    """What to say where there are no data. inputs: what is known of each, by name."""
+    wanted = "; ".join(f"{name}: {text}".rstrip(": ") for name, text in inputs.items())
+    return ValueError(
+        f"{what} is calibrated with real samples of its inputs, {_BATCH} or more. Give --data "
+        f"FILE.npz, whose arrays have their names ({wanted}), made with {_savez(list(inputs))}; "
+        "or --data random, for speed alone: the network that it writes is not for use"
+    )
 
 
 def _of_file(
-    name: str, path: Path, given: list[Arrays] | None, model: Model | None = None
+    name: str, path: Path, given: list[Arrays] | None, data: str | None, model: Model | None = None
 ) -> Source:
     graph = from_onnx(path)
-    data = RANDOM if given is None else "of the model" if model else "a file"
-    batches, sample = _batches(graph, given or [_drawn(graph)])
-    return Source(name, graph, batches, sample, data, Session(graph), model)
+    words = "of the model" if model else "a file"
+    if data == RANDOM:
+        given, words = given or [_drawn(graph)], RANDOM
+    elif given is None and data is None:
+        inputs = {each: described(graph, each) for each in graph.inputs}
+        raise _needs_data(str(path), inputs)
+    elif given is None:
+        given = [Samples.read(str(data)).ordered(graph.inputs)]
+    batches, sample = _batches(graph, [fitted(graph, arrays) for arrays in given or []])
+    return Source(name, graph, batches, sample, words, Session(graph), model)
 
 
 def called(what: str) -> Any:
@@ -128,7 +224,7 @@ def called(what: str) -> Any:
     return made()
 
 
-def _of_function(what: str, batches: list[Arrays] | None) -> Source:
+def _of_function(what: str, data: str | None) -> Source:
     """What `module:function` returns."""
     from torch import nn
 
@@ -141,14 +237,20 @@ def _of_function(what: str, batches: list[Arrays] | None) -> Source:
             f"{what} returns {type(network).__name__}: let it return a torch.nn.Module, or a pair "
             "(model, example)"
         )
-    if batches is not None:
-        return _of_module(function, network, batches, "a file")
-    if example is None:
+    if data not in (None, RANDOM):
+        arrays = Samples.read(data).of_module(network)
+        return _of_module(function, network, [arrays], "a file")
+    signature = inspect.signature(network.forward)
+    if example is None and data == RANDOM:
         raise ValueError(
-            f"{what} says no inputs: give --data FILE.npy, or let it return (model, example)"
+            f"{what} says no inputs: give --data FILE.npz, or let it return (model, example)"
         )
-    several, _ = bind(inspect.signature(network.forward), example)
-    return _of_module(function, network, [_like(tuple(map(np.asarray, several)))], RANDOM)
+    leaves = () if example is None else tuple(map(np.asarray, bind(signature, example)[0]))
+    if data is None:
+        known = [f"{one.dtype} {list(one.shape)}, as the example's" for one in leaves]
+        padding = [""] * len(signature.parameters)
+        raise _needs_data(what, dict(zip(signature.parameters, known + padding, strict=False)))
+    return _of_module(function, network, [_like(leaves)], RANDOM)
 
 
 def _of_module(
@@ -162,7 +264,7 @@ def _of_module(
     network = network.eval()
     example = tuple(torch.from_numpy(one[:1]) for one in given[0])
     graph = compile(network, example).graph
-    batches, sample = _batches(graph, given)
+    batches, sample = _batches(graph, [fitted(graph, arrays) for arrays in given])
     return Source(name, graph, batches, sample, data, runner(network), model, COMPUTE)
 
 
@@ -195,9 +297,6 @@ def _batches(
     graph: Graph, batches: list[Arrays]
 ) -> tuple[tuple[dict[str, Array], ...], dict[str, Array]]:
     """Batches of a size that the graph takes, and the sample: the last of several."""
-    for arrays in batches:
-        if len(arrays) != len(graph.inputs):
-            raise ValueError(f"the inputs are {', '.join(graph.inputs)}; got {len(arrays)} arrays")
     cut, first = _samples(graph)
     parts = [
         dict(zip(graph.inputs, part, strict=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,9 +15,10 @@ from lowbit.numerics import IntFormat, Range, int_format
 from lowbit.numerics.float32 import float32_array
 from lowbit.numerics.formats import first_index
 from lowbit.product.arguments import array
+from lowbit.search.frame import Doubles, Frame, weights
 from lowbit.search.groups import Floats
 from lowbit.search.storage import Coded, Part
-from lowbit.weights.quantize import quantize, quantize_into
+from lowbit.weights.quantize import quantize_into
 
 Bits = Literal[8, 4]
 Scale = Literal["vector", "dimension"]
@@ -25,6 +27,9 @@ FORMATS = {8: "int8", 4: "int4"}
 # Of sixteen steps each counts; 8 bits would gain nothing for the time.
 _RANGES: Mapping[int, Range] = {8: "minmax", 4: "mse"}
 _CHUNK = 1 << 16  # vectors that are looked at together
+_BLOCK = 1 << 12  # vectors that are coded together: what that takes stays in the caches
+_TRAINED = 1 << 16  # vectors that a frame is made of, at most
+_LARGEST = float(np.finfo(np.float32).max)
 _FLOAT32 = np.dtype(np.float32)
 _FLOATS = tuple(map(np.dtype, (np.float32, np.float64, np.float16, bfloat16)))
 
@@ -41,6 +46,11 @@ class Codec:
     @property
     def format(self) -> IntFormat:
         return int_format(FORMATS[self.bits])
+
+    @property
+    def code_length(self) -> float:
+        """No vector of integers is longer."""
+        return 2.0 ** (self.bits - 1) * math.sqrt(self.dim)
 
     def shaped(self, given: Any, name: str) -> Floats:
         """A float32 matrix [n, dim]: of arrays or lists of floats, [n, dim], or [dim] for one."""
@@ -68,57 +78,80 @@ class Codec:
         length = np.sqrt(np.einsum("nd,nd->n", wide, wide))
         return (wide / np.where(length > 0, length, 1)[:, None]).astype(np.float32)
 
-    def trained(self, given: Floats) -> Floats:
-        """The scales of dimensions that suit these vectors."""
-        return quantize(given, self.format, axis=1, range=_RANGES[self.bits]).scale
+    def trained(self, parts: Sequence[Floats]) -> Frame:
+        """The frame that suits the vectors of these parts, finite, at least one. Of more than
+        65,536, some that lie evenly among them are looked at."""
+        step = -(-sum(map(len, parts)) // _TRAINED)
+        sample = self.normalized(np.concatenate([part[::step] for part in parts]))
+        wide = sample.astype(np.float64)
+        centre = wide.mean(axis=0).astype(np.float32)
+        weight = weights(wide - centre) if self.scale == "dimension" else None
+        frame = Frame(centre, weight)
+        codes, scale = self._integers(frame.left(sample))
+        return Frame(centre, weight, float((scale * codes.any(axis=1)).max()))
 
-    def coded(self, source: Floats, dimension_scale: Floats | None, first: int = 0) -> Coded:
+    def _integers(self, left: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
+        """Integers [n, dim] and a scale each, of numbers [n, dim] without centre and weights.
+        ValueError: not finite."""
+        codes = np.empty(left.shape, np.int8)
+        scale = np.empty(len(left), np.float32)
+        zero = np.empty(len(left), np.int32)
+        if not quantize_into(left, codes, scale, zero, self.format, True, _RANGES[self.bits]):
+            raise ValueError(
+                "vectors less their mean, over the scales of dimensions, are beyond float32; "
+                "scale the vectors down"
+            )
+        return codes, scale
+
+    def coded(self, source: Floats, frame: Frame, first: int = 0) -> Coded:
         """Vectors that are not empty, as they are stored. ValueError names the first NaN or
         infinity, in a row whose number counts from `first`."""
-        if self.metric == "cosine" or dimension_scale is not None:
+        starts = range(0, len(source), _BLOCK)
+        try:
+            blocks = [self._block(source[start : start + _BLOCK], frame) for start in starts]
+        except ValueError:
             check_finite(source, "vectors", first)
-        vectors = np.ascontiguousarray(self.normalized(source))
-        if dimension_scale is None:
-            codes, scale = np.empty(vectors.shape, np.int8), np.empty(len(vectors), np.float32)
-            zero = np.empty(len(vectors), np.int32)
-            finite = quantize_into(vectors, codes, scale, zero, self.format, True,
-                                   _RANGES[self.bits])  # fmt: skip
-            if not finite:
-                check_finite(source, "vectors", first)
-        else:
-            most = 2 ** (self.bits - 1) - 1
-            with np.errstate(over="ignore"):  # clamped below
-                steps = np.rint(vectors / dimension_scale)
-            codes = np.clip(steps, -most, most).astype(np.int8)
-            scale = np.ones(len(vectors), np.float32)
-        bias = None if self.metric != "l2" else self._bias(codes, scale, dimension_scale)
-        return Coded(codes, scale, bias)
+            raise
+        return Coded.joined(blocks)
 
-    def _bias(
-        self, codes: npt.NDArray[np.int8], scale: Floats, dimension_scale: Floats | None
-    ) -> Floats:
-        """−|v|²/2 of vectors as they are stored."""
-        if dimension_scale is None:
-            # Sums of squares below 2^24 are exact in float32, in any order.
-            exact = self.dim << 2 * (self.bits - 1) < 1 << 24
-            wide = codes.astype(np.float32 if exact else np.float64)
-        else:
-            wide = codes * dimension_scale.astype(np.float64)
-        squares = np.einsum("nd,nd->n", wide, wide).astype(np.float64)
-        half = squares * scale.astype(np.float64) ** 2 / 2
-        largest = float(half.max(initial=0))
-        if largest > float(np.finfo(np.float32).max):
+    def _block(self, source: Floats, frame: Frame) -> Coded:
+        left = frame.left(np.ascontiguousarray(self.normalized(source)))
+        codes, coarse = self._integers(left)
+        # With u the vector less the centre and x its integers times the weights, the scale is
+        # |u|² / u·x. What is lost of u is then orthogonal to u.
+        rest = frame.weighted(left)
+        squares = _dots(rest, rest)
+        along = _dots(frame.weighted(rest), codes.astype(np.float32))
+        scale = np.where(along > 0, squares / np.where(along > 0, along, 1), 0)
+        bias = -squares / 2 if self.metric == "l2" else _along(rest, frame.centre)
+        largest = max(float(scale.max()), float(np.abs(bias).max()))
+        if not largest <= _LARGEST:
             raise ValueError(
-                f"a squared length of {2 * largest:.4g} is beyond float32; scale the vectors down"
+                f"a vector has a squared length of {float(squares.max()):.4g} beside the mean, "
+                "which is beyond float32; scale the vectors down"
             )
-        return (-half).astype(np.float32)
+        rounded = np.where(along > 0, coarse, 0).astype(np.float32)
+        return Coded(codes, scale.astype(np.float32), bias.astype(np.float32), coarse=rounded)
 
-    def decoded(self, part: Part, dimension_scale: Floats | None) -> Floats:
+    def decoded(self, part: Part, frame: Frame | None) -> Floats:
         """The vectors of a part, float32 [n, dim]."""
+        assert frame is not None
         scale = part.arrays.scale[: part.count, None]
-        if dimension_scale is not None:
-            scale = scale * dimension_scale
-        return part.chunk.matrix.unpack().T * scale
+        return frame.weighted(part.chunk.matrix.unpack().T * scale) + frame.centre
+
+
+def _along(rows: Floats, direction: Floats) -> Doubles:
+    """The inner product of each row, [n, dim], and a direction, [dim]."""
+    return np.einsum("nd,d->n", rows.astype(np.float64), direction.astype(np.float64))
+
+
+def _dots(a: Floats, b: Floats) -> Doubles:
+    """The inner product of each row of a and that of b, both [n, dim]."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.einsum("nd,nd->n", a, b).astype(np.float64)
+    if np.isfinite(sums).all():
+        return sums
+    return np.einsum("nd,nd->n", a.astype(np.float64), b.astype(np.float64))
 
 
 def floats(given: Any, name: str) -> Floats:

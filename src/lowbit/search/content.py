@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lowbit.registry.locks import cached_property
+from lowbit.search.frame import Frame
 from lowbit.search.groups import Chunk, Floats, Ids
 from lowbit.search.storage import Coded, Part, taken
 
@@ -21,6 +22,8 @@ class Content:
     """Vectors of `dim` numbers of a format, with a bias each or without, in parts, which are full
     but for the last one and those that vectors were removed from.
 
+    `frame`: what they are kept in; None before there was any vector. `early`: while there are few
+    vectors, and nobody trained, the vectors themselves, since the frame changes with them.
     `named`: vectors have ids of their own; else an id is a position, which counts from 0.
     `next_id`: what a vector is called that is added without an id.
     """
@@ -29,7 +32,8 @@ class Content:
     dtype: str
     biased: bool
     parts: tuple[Part, ...] = ()
-    dimension_scale: Floats | None = None
+    frame: Frame | None = None
+    early: Floats | None = None
     named: bool = False
     next_id: int = 0
 
@@ -96,9 +100,13 @@ class Content:
         """The vectors at these positions, ascending, at least one, in a part of their own."""
         return taken(self.parts, positions, named=False)
 
-    def extended(
-        self, made: Sequence[Coded], ids: Ids | None, dimension_scale: Floats | None
-    ) -> Content:
+    def recoded(self, coded: Sequence[Coded], frame: Frame) -> Content:
+        """With the same vectors as they are stored in another frame."""
+        ids = self.ids if self.named else None
+        content = replace(self, parts=(), frame=frame).extended(coded, ids)
+        return replace(content, next_id=self.next_id)
+
+    def extended(self, made: Sequence[Coded], ids: Ids | None) -> Content:
         """With more vectors, in the order in which they come. Only who holds the index's lock may
         ask for it, and only of what the index holds."""
         left = sum(len(one.codes) for one in made)
@@ -122,8 +130,7 @@ class Content:
                 first, done, left = first + count, done + count, left - count
         greatest = int(ids.max()) + 1 if ids is not None and len(ids) else 0
         following = max(self.next_id + done * (ids is None), greatest)
-        return replace(content, parts=tuple(parts), dimension_scale=dimension_scale,
-                       next_id=following)  # fmt: skip
+        return replace(content, parts=tuple(parts), next_id=following)
 
     def with_names(self) -> Content:
         """With ids that are kept, whatever they are."""
@@ -144,7 +151,8 @@ class Content:
                 parts.append(part)
             elif stays.any():
                 parts.append(taken([part], np.flatnonzero(stays), named=True))
-        return replace(content, parts=tuple(parts))
+        early = None if self.early is None else np.delete(self.early, positions, axis=0)
+        return replace(content, parts=tuple(parts), early=early)
 
     def sealed(self) -> Content:
         """For another index, which may write to no memory of this one."""

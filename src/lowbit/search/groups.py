@@ -1,8 +1,8 @@
 """How chunks of an index are searched: maxima of groups, the best groups, what these hold.
 
 A search multiplies quantized queries by one chunk after another. Of each product only the greatest
-score of every 8 neighbours, a group, is stored; of these maxima each query keeps the best, and what
-the 8 of such a group scored is computed again.
+score of every 8 neighbours, a group, is stored; of these maxima each query keeps the best. What the
+8 of such a group score is then computed of the query's floats.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _HALVES = PANEL // OCTET
+_FEWEST_MORE, _MOST_MORE = 16, 64  # groups that are looked at beside those that hold the best
 _WORTH_THREADS = 1 << 16  # numbers that pass by heaps, or multiply-adds of groups
 
 
 class Chunk(NamedTuple):
-    """Vectors as columns; `bias` is −|v|²/2 of each as it is stored, for l2 only."""
+    """Vectors as columns; `bias` is added to the product of each with a query."""
 
     matrix: PackedMatrix
     bias: Floats | None
@@ -43,6 +44,15 @@ class Chunk(NamedTuple):
     def groups(self) -> int:
         """Of 8 vectors, the last one maybe of fewer."""
         return blocks(self.matrix.N, OCTET)
+
+    @property
+    def scales_of_groups(self) -> Floats:
+        """The greatest scale in each group."""
+        scale = self.matrix.scale
+        assert scale is not None
+        padded = np.zeros(self.groups * OCTET, np.float32)
+        padded[: self.matrix.N] = np.asarray(scale).ravel()[: self.matrix.N]
+        return padded.reshape(-1, OCTET).max(axis=1)
 
 
 class Queries:
@@ -68,11 +78,27 @@ class Queries:
         return min(len(self), self.threads or thread_runtime.max_threads())
 
     @cached_property
-    def codes(self) -> npt.NDArray[np.int32]:
-        """Integers less their zero points, [Q, K padded to a line]."""
-        codes = np.zeros((len(self), self.k_blocks * LINE), np.int32)
-        np.subtract(self.stored, self.zero[:, None], out=codes[:, : self.stored.shape[1]])
-        return codes
+    def padded(self) -> Floats:
+        """The values [Q, K padded to a line]."""
+        padded = np.zeros((len(self), self.k_blocks * LINE), np.float32)
+        padded[:, : self.values.shape[1]] = self.values
+        return padded
+
+    @cached_property
+    def lost(self) -> npt.NDArray[np.float64]:
+        """How long the differences are between values and their integers times scales, [Q]."""
+        integers = self.stored.astype(np.float64) - self.zero[:, None]
+        rest = self.values - integers * self.scale[:, None]
+        return np.sqrt(np.einsum("qd,qd->q", rest, rest))
+
+
+def groups_for(count: int) -> int:
+    """How many groups of the greatest maxima are looked at closely for so many vectors.
+
+    Maxima are of queries in 8 bits, so that a group with one of the best vectors may come behind
+    `count` others.
+    """
+    return count + min(max(count, _FEWEST_MORE), _MOST_MORE)
 
 
 def group_maxima(queries: Queries, chunk: Chunk, mask: Mask | None = None) -> Floats:
@@ -105,11 +131,11 @@ def best_groups(
 ) -> Ids:
     """The `count` groups of each query, or all, with the greatest maxima, lower ones first.
 
-    [Q, min(count, groups)], ascending. They hold the `count` best vectors, of those that the mask
-    admits. Were one of these in a
-    group G outside, then `count` groups would come before G: by a greater maximum, or by the same
-    one and a lower number. In each of them the vector with the maximum comes before all of G, by
-    score or by id. So `count` vectors come before the one in G, which is not among the best.
+    [Q, min(count, groups)], ascending. They hold the `count` best vectors for queries in 8 bits, of
+    those that the mask admits. Were one of these in a group G outside, then `count` groups would
+    come before G: by a greater maximum, or by the same one and a lower number. In each of them the
+    vector with the maximum comes before all of G, by score or by id. So `count` vectors come before
+    the one in G, which is not among the best.
     """
     kept = min(count, sum(chunk.groups for chunk in chunks))
     heaps = np.full((len(queries), kept), EMPTY, np.int64)
@@ -126,7 +152,8 @@ def best_groups(
 
 
 def scores_of_groups(queries: Queries, chunks: Sequence[Chunk], groups: Ids) -> tuple[Floats, Ids]:
-    """(scores, ids) [Q, groups · 8] of all that the groups [Q, groups] hold, as products give them.
+    """(scores, ids) [Q, groups · 8] of all that the groups [Q, groups] hold, of the queries'
+    floats: maxima are of their integers.
 
     Where a group has a column without a vector, the id is −1.
     """
@@ -143,7 +170,7 @@ def scores_of_groups(queries: Queries, chunks: Sequence[Chunk], groups: Ids) -> 
         )
         panels, _, _, scales = chunk.matrix.addresses
         program(
-            count, queries.codes, queries.scale, groups, groups.shape[1], int(firsts[number]),
+            count, queries.padded, groups, groups.shape[1], int(firsts[number]),
             int(firsts[number + 1]), panels, queries.k_blocks, scales, chunk.bias, scores,
             len(queries),
         )  # fmt: skip

@@ -18,14 +18,12 @@ import numpy as np
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import array
 from lowbit.registry.locks import Lock
-from lowbit.search import files
+from lowbit.search import files, growth
 from lowbit.search.codec import FORMATS, Bits, Codec, Metric, Scale, floats
 from lowbit.search.content import LARGEST_ID, Content
-from lowbit.search.groups import Floats, Ids
+from lowbit.search.groups import Floats, Ids, groups_for
 from lowbit.search.ranking import How, Ranking, as_ids, scope
-from lowbit.search.storage import Coded
 
-_CHUNK = 1 << 16  # vectors that are coded together at most
 _QUERIES = 256  # that are served together at most
 _PLACES = 1 << 18  # of groups that they keep together at most; scores and ids of one are 96 bytes
 
@@ -33,12 +31,14 @@ _PLACES = 1 << 18  # of groups that they keep together at most; scores and ids o
 class VectorIndex:
     """Vectors of `dim` numbers, kept at `bits` 8 or 4 each, to be searched exhaustively.
 
-    - scale "vector": symmetric, one scale for each vector. "dimension": one for each dimension,
-      found in the vectors of `train`, or else in those that are added first; later values beyond
-      its range are clamped.
+    - scale "vector": symmetric about the vectors' mean, a scale for each vector. "dimension": a
+      weight for each dimension too, by how much it varies.
     - metric "dot": inner product; "cosine": of vectors that are normalized when they are added,
-      and queries when they are searched, where a vector of zeros scores 0; "l2": squared
-      distance.
+      and queries when they are searched; "l2": squared distance.
+
+    Mean and weights are found in the vectors of `train`, or else in those that are added: anew
+    whenever there are twice as many, until there are 1,024, up to which the index keeps the vectors
+    themselves too.
 
     Vectors and queries are float32, float64, float16 or bfloat16, in arrays, CPU tensors or lists;
     one vector may be given as [dim]. They are taken as float32.
@@ -50,7 +50,7 @@ class VectorIndex:
     """
 
     def __init__(
-        self, dim: int, bits: Bits = 8, *, scale: Scale = "vector", metric: Metric = "dot"
+        self, dim: int, bits: Bits = 8, *, scale: Scale = "dimension", metric: Metric = "dot"
     ) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or dim < 1:
             raise ValueError(f"dim must be an integer of at least 1, got {dim!r}")
@@ -69,7 +69,7 @@ class VectorIndex:
             )
         self.dim, self.bits, self.scale, self.metric = int(dim), int(bits), scale, metric
         self._codec = Codec(self.dim, self.bits, scale, metric)
-        self._content = Content(self.dim, FORMATS[self.bits], metric == "l2")
+        self._content = Content(self.dim, FORMATS[self.bits], biased=True)
         self._begin()
 
     def _begin(self) -> None:
@@ -98,8 +98,10 @@ class VectorIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, padding and room for more included."""
-        return sum(part.nbytes for part in self._content.parts)
+        """Bytes held, padding, room for more and early vectors included."""
+        content = self._content
+        early = 0 if content.early is None else content.early.nbytes
+        return early + sum(part.nbytes for part in content.parts)
 
     def __repr__(self) -> str:
         return (
@@ -108,22 +110,20 @@ class VectorIndex:
         )
 
     def train(self, vectors: Any) -> None:
-        """Find the scales of dimensions in `vectors`, floats [n, dim]; others need no training.
+        """Find mean and weights in `vectors`, floats [n, dim], some hundreds at least.
 
         ValueError: of another width, not finite, none, or the index holds vectors already.
         """
-        given = self._codec.normalized(self._codec.checked(vectors, "vectors"))
-        if self.scale != "dimension":
-            return
-        found = self._codec.trained(given) if len(given) else None
+        given = self._codec.checked(vectors, "vectors")
+        frame = self._codec.trained([given]) if len(given) else None
         with self._lock:
             count = self._content.count
-            if count or found is None:
+            if count or frame is None:
                 raise ValueError(
                     f"train an empty index, with at least one vector; it holds {count}, "
                     f"and {len(given)} are given"
                 )
-            self._content = replace(self._content, dimension_scale=found)
+            self._content = replace(self._content, frame=frame, early=None)
 
     def add(
         self, vectors: Any, progress: Callable[[int, int], None] | None = None, *, ids: Any = None
@@ -137,27 +137,26 @@ class VectorIndex:
         TypeError: no floats; ids that are no integers. ValueError: of another width; NaN or
         infinity, naming the first; beyond float32, or so large that it cannot hold a squared
         length; ids of another number, below 0, or that are there already. Nothing is added then.
+        UserWarning: more than a hundredth of the vectors lie outside of what was trained.
         """
         source = self._codec.shaped(vectors, "vectors")
         names = None if ids is None else self._names(ids, len(source))
         added = not len(source)
         while not added:
-            before = scale = self._content.dimension_scale
-            if scale is None and self.scale == "dimension":
-                known = self._codec.checked(source, "vectors")
-                scale = self._codec.trained(self._codec.normalized(known))
-            made: list[Coded] = []
-            for first in range(0, len(source), _CHUNK):
-                part = source[first : first + _CHUNK]
-                made.append(self._codec.coded(part, scale, first))
-                if progress is not None:
-                    progress(first + len(part), len(source))
+            before = self._content
+            settled = growth.is_settled(before)
+            base = before if settled else growth.regrown(self._codec, before, source)
+            assert base.frame is not None
+            coded = growth.coded(self._codec, source, base.frame, progress)
             with self._lock:
-                added = self._content.dimension_scale is before  # or all is coded once more
-                if added:
+                content = self._content
+                added = content is before or (settled and content.frame is before.frame)
+                if added:  # or all is coded once more
                     known = self._with_new(names)
-                    self._content = self._content.extended(made, names, scale)
+                    self._content = (content if settled else base).extended(coded, names)
                     self._known = known
+            if added and settled:
+                growth.warn_outside(coded, base.frame, stacklevel=2)
 
     @staticmethod
     def _names(ids: Any, count: int) -> Ids:
@@ -220,7 +219,7 @@ class VectorIndex:
         vectors = np.empty((len(found), self.dim), np.float32)
         if len(found):
             distinct, where = np.unique(found, return_inverse=True)
-            vectors = self._codec.decoded(content.taken(distinct), content.dimension_scale)[where]
+            vectors = self._codec.decoded(content.taken(distinct), content.frame)[where]
         return vectors[0] if given.ndim == 0 else vectors
 
     def search(
@@ -266,7 +265,7 @@ class VectorIndex:
         scores = np.full((len(source), k), bad, np.float32)
         ids = np.full((len(source), k), -1, np.int64)
         count = min(wanted, ranking.scope.count)
-        together = min(_QUERIES, max(1, _PLACES // max(count, 1)))
+        together = min(_QUERIES, max(1, _PLACES // groups_for(count)))
         for first in range(0, len(source) if count else 0, together):
             part = self._codec.normalized(source[first : first + together])
             found = ranking.nearest(part, first, count)

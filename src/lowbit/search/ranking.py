@@ -14,6 +14,7 @@ import numpy.typing as npt
 from lowbit import isa as instruction_sets
 from lowbit.kernels.cpu.rows.select import mark, marked
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
+from lowbit.registry.locks import cached_property
 from lowbit.search.codec import Codec, check_rows, floats
 from lowbit.search.content import Content
 from lowbit.search.groups import (
@@ -23,13 +24,15 @@ from lowbit.search.groups import (
     Queries,
     best_groups,
     group_maxima,
+    groups_for,
     masked,
     scores_of_groups,
 )
+from lowbit.search.projection import Projection, distances, inner_products
 
 _RESCORED = 1 << 22  # numbers of originals that are looked at together
 _DENSE = 1 / 8  # the share of vectors from which on all are scored, and the others left out
-_SLACK = 1e-5  # of a threshold: what is near it is looked at closely
+_SLACK = 1e-5  # of numbers of float32: more than their sums are rounded by
 
 Found = tuple[Floats, Ids]
 Mask = npt.NDArray[np.bool_]
@@ -119,65 +122,97 @@ class Ranking:
     def nearest(self, queries: Floats, first: int, count: int) -> Found:
         """(scores, positions), [Q, count], best first; count is at most that of the scope.
         `first` is the number of the first query, for errors."""
-        made = self._queries(queries, first)
-        groups = best_groups(made, self.scope.chunks, count, self.scope.mask)
-        scores, found = scores_of_groups(made, self.scope.chunks, groups)
-        found = self.scope.positions(found)
-        # Columns without a vector, or with one that may not be found, come last.
-        order = np.lexsort((found, -scores, found < 0), axis=1)[:, :count]
-        scores = np.take_along_axis(scores, order, axis=1)
-        found = np.take_along_axis(found, order, axis=1)
-        return self._distances(queries, scores, first), found
+        scores = np.empty((len(queries), count), np.float32)
+        positions = np.empty((len(queries), count), np.int64)
+        for projection in self._projections(queries, first):
+            chunks = self._chunks(projection)
+            values = Queries(projection.values, *self.how)
+            groups = best_groups(values, chunks, groups_for(count), self.scope.mask)
+            products, places = scores_of_groups(values, chunks, groups)
+            self._check_products(products, projection, first)
+            places = self.scope.positions(places)
+            # Columns without a vector, or with one that may not be found, come last.
+            order = np.lexsort((places, -products, places < 0), axis=1)[:, :count]
+            products = np.take_along_axis(products, order, axis=1)
+            scores[projection.rows] = self._scores(projection, products)
+            positions[projection.rows] = np.take_along_axis(places, order, axis=1)
+        return scores, positions
 
     def within(self, query: Floats, number: int, radius: float) -> Found:
         """(scores, positions) of all that score better than `radius` with a query [1, dim]."""
-        made = self._queries(query, number)
-        least = radius
-        if self.codec.metric == "l2":
-            least = (float(np.square(query.astype(np.float64)).sum()) - radius) / 2
-        least -= _SLACK * abs(least) + float(np.finfo(np.float32).tiny)
-        maxima = [group_maxima(made, chunk, mask)[0, : chunk.groups]
-                  for chunk, mask in masked(self.scope.chunks, self.scope.mask)]  # fmt: skip
-        # NumPy would round numbers of Python to float32 before it compares.
-        exact, least = np.float64(radius), np.float64(least)
-        groups = np.flatnonzero(np.concatenate(maxima) >= least) if maxima else np.empty(0, int)
-        scores, found = scores_of_groups(made, self.scope.chunks, groups[None])
-        found = self.scope.positions(found[0])
-        scores, found = scores[0, found >= 0], found[found >= 0]
-        order = np.lexsort((found, -scores))
-        scores = self._distances(query, scores[None, order], number)[0]
+        if self.content.frame is None:  # there was no vector yet
+            return np.empty(0, np.float32), np.empty(0, np.int64)
+        (projection,) = self._projections(query, number)
+        chunks = self._chunks(projection)
+        values = Queries(projection.values, *self.how)
+        least = projection.products(radius)
+        # Maxima are of the query in 8 bits. What it lost, times the length of a vector, is what
+        # they may be too low by; and what float32 rounds.
+        length = float(np.linalg.norm(projection.values.astype(np.float64)))
+        lost = float(values.lost[0]) + _SLACK * length
+        maxima = [group_maxima(values, chunk, mask)[0, : chunk.groups]
+                  for chunk, mask in masked(chunks, self.scope.mask)]  # fmt: skip
+        lowest = least - _SLACK * abs(least) - lost * self._longest
+        groups = np.flatnonzero(np.concatenate(maxima) >= lowest) if maxima else np.empty(0, int)
+        products, places = scores_of_groups(values, chunks, groups[None])
+        self._check_products(products, projection, number)
+        places = self.scope.positions(places[0])
+        products, places = products[0, places >= 0], places[places >= 0]
+        order = np.lexsort((places, -products))
+        scores = self._scores(projection, products[None, order])[0]
+        exact = np.float64(radius)  # NumPy would round a number of Python to float32
         inside = scores < exact if self.codec.metric == "l2" else scores > exact
-        return scores[inside], found[order][inside]
+        return scores[inside], places[order][inside]
 
-    def _queries(self, queries: Floats, first: int) -> Queries:
-        """Queries as the kernels take them, with the scales of dimensions in them."""
-        folded = queries
-        if self.content.dimension_scale is not None:
-            with np.errstate(over="ignore"):
-                folded = queries * self.content.dimension_scale
-            beyond = ~np.isfinite(folded).all(axis=1)
+    @cached_property
+    def _longest(self) -> npt.NDArray[np.float64]:
+        """No vector of a group is longer, as its integers times its scale, [groups]."""
+        scales = [chunk.scales_of_groups for chunk in self.scope.chunks]
+        return np.concatenate([np.empty(0), *scales]) * self.codec.code_length
+
+    def _projections(self, queries: Floats, first: int) -> list[Projection]:
+        """Queries in the frame of the index. ValueError: beyond float32 there."""
+        frame = self.content.frame
+        if frame is None:
+            return []
+        project = distances if self.codec.metric == "l2" else inner_products
+        projections = project(queries, frame)
+        for projection in projections:
+            beyond = ~np.isfinite(projection.values).all(axis=1)
             if beyond.any():
+                number = first + int(projection.rows[beyond.argmax()])
                 raise ValueError(
-                    f"queries[{first + int(beyond.argmax())}] times the scales of the dimensions "
-                    "is beyond float32; scale vectors and queries down"
+                    f"queries[{number}] beside the mean of the vectors, times the scales of the "
+                    "dimensions, is beyond float32; scale vectors and queries down"
                 )
-        return Queries(np.ascontiguousarray(folded), *self.how)
+        return projections
 
-    def _distances(self, queries: Floats, scores: Floats, first: int) -> Floats:
-        """What products say of distances, for l2; for others the products."""
-        if self.codec.metric != "l2":
-            return scores
-        lost = np.isposinf(scores).any(axis=1)
+    def _chunks(self, projection: Projection) -> tuple[Chunk, ...]:
+        if projection.biased:
+            return self.scope.chunks
+        return tuple(chunk._replace(bias=None) for chunk in self.scope.chunks)
+
+    def _check_products(self, products: Floats, projection: Projection, first: int) -> None:
+        """ValueError: infinite products, if scores cannot be made of them."""
+        lost = np.isnan(products)
+        if projection.biased:
+            lost |= np.isposinf(products)
         if lost.any():
+            number = first + int(projection.rows[lost.any(axis=1).argmax()])
             raise ValueError(
-                f"queries[{first + int(lost.argmax())}] times a vector is beyond float32; "
-                "scale vectors and queries down"
+                f"queries[{number}] times a vector is beyond float32; scale vectors and queries "
+                "down"
             )
-        wide = queries.astype(np.float64)
-        lengths = np.einsum("qd,qd->q", wide, wide)
-        squares = np.maximum(lengths[:, None] - 2 * scores.astype(np.float64), 0)
+
+    def _scores(self, projection: Projection, products: Floats) -> Floats:
+        """What products [n, count] say of distances, cosines or inner products."""
+        scores = projection.scores(products)
+        if self.codec.metric == "l2":
+            scores = np.maximum(scores, 0)
+        elif self.codec.metric == "cosine":
+            scores = np.clip(scores, -1, 1)
         with np.errstate(over="ignore"):
-            return squares.astype(np.float32)
+            return scores.astype(np.float32)
 
     def rescored(self, queries: Floats, found: Ids, originals: Floats) -> Found:
         """(scores, positions) of the candidates [Q, count], ranked by what the originals score."""

@@ -27,16 +27,25 @@ _WORTH_THREADS = 1 << 12  # columns
 
 
 class Coded(NamedTuple):
-    """Vectors as they are stored: integers int8 [n, dim], a scale each, for l2 −|v|²/2 each, and
-    ids, if they have their own."""
+    """Vectors as they are stored: integers int8 [n, dim], a scale each, and a bias each, which is
+    added to products: −|v − centre|²/2 for l2, else v · centre − |centre|². ids: if they have
+    their own. coarse: the scales that integers were rounded with."""
 
     codes: npt.NDArray[np.int8]
     scale: Floats
-    bias: Floats | None
+    bias: Floats
     ids: Ids | None = None
+    coarse: Floats | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Coded]) -> Coded:
+        """The vectors of parts, at least one, that have the same arrays."""
+        columns = zip(*parts, strict=True)
+        arrays = (None if part[0] is None else np.concatenate(part) for part in columns)
+        return cls(*arrays)  # type: ignore[arg-type]
 
     def cut(self, first: int, last: int) -> Coded:
-        parts = (None if part is None else part[first:last] for part in self)
+        parts = (None if array is None else array[first:last] for array in self)
         return Coded(*parts)  # type: ignore[arg-type]
 
 

@@ -172,13 +172,14 @@ class StoredTensor(NamedTuple):
 class TensorFile:
     """A kind of file: what its metadata call its format, what users call it, and its version.
 
-    older: versions from before there were digests, that are read as well.
+    older: versions from before there were digests, that are read as well; earlier: others that are.
     """
 
     format: str
     title: str
     version: str
     older: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
 
     def write(
         self,
@@ -269,7 +270,7 @@ class TensorFile:
             raise ValueError(
                 f"its metadata say format {metadata.get('format')!r}, expected {self.format!r}"
             )
-        known = (*self.older, self.version)
+        known = (*self.older, *self.earlier, self.version)
         if metadata.get("format_version") not in known:
             raise ValueError(
                 f"it has format version {metadata.get('format_version')!r}; this lowbit reads "
