@@ -17,6 +17,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -138,7 +139,7 @@ def _replaced(
 
     # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
     yield tl.tensor, "__index__", lambda tensor: int(tensor.handle.data.reshape(-1)[0])
-    yield tl.tensor, "__bool__", truth(memory.machinery)
+    yield tl.tensor, "__bool__", truth(memory.machinery, str(Path(tl.__file__).parent))
     yield tl, "range", count
     # It makes a dict of all dtypes at every operation.
     yield interpreter, "_get_np_dtype", _remembered(interpreter._get_np_dtype)
