@@ -74,7 +74,7 @@ class AddressSpace(Memory):
         self._look(lanes)
         return np.zeros(lanes.offsets.shape, values.dtype)
 
-    def outside_of_all(self, kind: Kind, lanes: int, masked: bool) -> None:
+    def outside_of_all(self, kind: Kind, lanes: int, masked: bool, address: int) -> None:
         """Which tensor was meant is not known."""
 
     def _look(self, lanes: Lanes) -> None:

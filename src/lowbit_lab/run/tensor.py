@@ -56,6 +56,11 @@ class CheckedTensor:
         """A number that it shares with its views alone."""
         return id(self.writer)
 
+    @property
+    def address(self) -> int:
+        """Where its first element lies in this process's memory."""
+        return self.storage.ctypes.data
+
     def forget(self) -> None:
         """What it holds is there before a run that comes now."""
         self.initialised = True
@@ -116,6 +121,10 @@ class TensorView(CheckedTensor):
         for byte in range(0, self.itemsize, min(self.itemsize, whole.itemsize)):
             self._numbers[whole.elements.owner[offsets + byte]] = np.arange(offsets.size)
 
+    @property
+    def address(self) -> int:
+        return self._whole.address + self._start
+
     def index(self, element: int) -> tuple[int, ...]:
         number = max(0, int(self._numbers[element]))
         return tuple(int(i) for i in np.unravel_index(number, self.shape)) if self.shape else ()
@@ -165,7 +174,12 @@ def array_of(tensor: Any) -> Array:
 
 def dtype_of(tensor: Any) -> str:
     """The name of a torch tensor's dtype, without torch's."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return name_of_dtype(tensor.dtype)
+
+
+def name_of_dtype(dtype: Any) -> str:
+    """The name of one of torch's dtypes, without torch's."""
+    return str(dtype).removeprefix("torch.")
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:

@@ -28,13 +28,12 @@ from lowbit.registry.extras import install
 from lowbit.registry.locks import Lock
 from lowbit.spec.rounding import to_tf32
 from lowbit_lab.run import block_types, folds
+from lowbit_lab.run.addresses import Addresses, address_of, numbers_of
 from lowbit_lab.run.language import Bfloat16, Transformer, counting, logic, truth
 from lowbit_lab.run.memory import Lanes, Memory
 from lowbit_lab.run.outcome import refusals
 from lowbit_lab.run.trace import Block, Kind, Step, block
 
-# Each tensor gets a terabyte of addresses, and starts in the middle of it.
-SPAN, START = 1 << 40, 1 << 39
 _LOCK = Lock()
 RUNNER = "Triton's interpreter"
 _EXTRA = "triton.language.extra"
@@ -80,6 +79,7 @@ _OF_INTERPRETER = (
     "interpreter_semantic.broadcast_impl_value", "interpreter_builder.options",
     "interpreter_builder.binary_op", "interpreter_builder.cast_impl",
     "interpreter_builder.create_addptr", "interpreter_builder.create_fp_to_fp",
+    "interpreter_builder.create_int_to_ptr",
     "interpreter_builder.unary_op", "interpreter_builder.create_masked_load",
 )  # fmt: skip
 
@@ -215,7 +215,7 @@ class _Accesses:
 
     def __init__(self, memory: Memory, builder: Any, interpreter: Any) -> None:
         self._memory, self._builder, self._interpreter = memory, builder, interpreter
-        self._tensors = list(memory.tensors.values())
+        self._addresses = Addresses(memory)
         self._dot, self._bfloat16 = builder.create_dot, Bfloat16(builder, interpreter)
 
     def folded(self, folds: Any) -> Callable[..., Any]:
@@ -250,6 +250,7 @@ class _Accesses:
             "create_atomic_cas": self._cas,
             "create_atomic_load": self._atomic_load,
             "create_atomic_store": self._atomic_store,
+            "create_int_to_ptr": self._pointers,
             "create_dot": self._multiply,
             # Triton 3.6 keeps a NaN in these, which a GPU drops.
             "create_maxnumf": lambda left, right: self._builder.binary_op(left, right, np.fmax),
@@ -262,18 +263,28 @@ class _Accesses:
     def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[Lanes]:
         """The lanes of each tensor that active lanes point to; for none active, of the first."""
         addresses = np.asarray(ptr.data).astype(np.uint64)
-        numbers = addresses // np.uint64(SPAN)
+        numbers = numbers_of(addresses)
         if not (np.count_nonzero(active) and np.count_nonzero(numbers != numbers.flat[0])):
             touched = numbers.reshape(-1)[:1]
         else:
             touched = np.unique(numbers[active])
         for number in touched:
             lanes = active & (numbers == number)
-            if number < len(self._tensors):
-                offsets = addresses.astype(np.int64) - (int(number) * SPAN + START)
-                yield Lanes(self._tensors[int(number)], offsets, lanes, masked)
+            if number < len(self._addresses.tensors):
+                offsets = addresses.astype(np.int64) - address_of(int(number))
+                yield Lanes(self._addresses.tensors[int(number)], offsets, lanes, masked)
             elif lanes.any():
-                self._memory.outside_of_all(kind, int(lanes.sum()), masked)
+                first = int(addresses[lanes].flat[0])
+                self._memory.outside_of_all(kind, int(lanes.sum()), masked, first)
+
+    def _pointers(self, numbers: Any, element: Any) -> Any:
+        """Integers that become addresses. TypeError if they are too short to be any."""
+        if numbers.data.itemsize != 8:
+            raise TypeError(
+                f"a pointer is made of an integer of 64 bits, and this is an {numbers.data.dtype}"
+            )
+        addresses = self._addresses.of_integers(numbers.data)
+        return self._interpreter.TensorHandle(addresses, element.scalar)
 
     def _load(
         self, ptr: Any, mask: Any, other: Any, volatile: bool = False, acquires: bool = False
@@ -296,7 +307,7 @@ class _Accesses:
     def _store(self, ptr: Any, value: Any, mask: Any) -> None:
         dtype = self._interpreter._get_np_dtype(ptr.get_element_ty())
         shape = np.shape(ptr.data)
-        values = _spread(value.data, shape).astype(dtype)
+        values = self._addresses.stored(_spread(value.data, shape).astype(dtype))
         for lanes in self._parts(ptr, _active(mask, shape), "store", mask is not None):
             self._memory.store(lanes, values)
 
