@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lowbit.registry.locks import cached_property
 from lowbit.spec.data import CORNERS, FILLS, FURTHER, SPECIAL, Draw, draw_values
 from lowbit.spec.dtypes import FLOAT32_UNIT, Array, DType
-from lowbit.spec.operation import Operation, Sizes
+from lowbit.spec.operation import Operation, Sizes, TensorType
 from lowbit.spec.post_ops import applied
 from lowbit.spec.rounding import TF32_UNIT, rounded
 
@@ -206,20 +206,8 @@ class Case:
 
     def inputs(self, seed: int = 0) -> dict[str, Array]:
         """Input data in storage dtypes, the same for the same seed."""
-        one = self.operation
-        key = repr((one.name, sorted(self.sizes.items()), self.fill, seed))
-        rng = np.random.default_rng(zlib.crc32(key.encode()))
-        factors = one.factors
-        ranges = {name: one.factor_format(name) for name in factors}
-        ranges[one.result.name] = one.result.format
-        sides = self.fill.split("*")
-        fills = dict(zip(factors, sides, strict=False)) if self.fill in CORNERS else {}
-        drawn: dict[str, Array] = {}
-        for t in one.inputs:
-            kept, fill = one.range_of(t.name, self.sizes), fills.get(t.name, sides[0])
-            dtype = t.format if kept is None else replace(t.format, low=kept[0], high=kept[1])
-            draw = Draw(rng, t.shape(self.sizes), dtype, fill, ranges, self.sizes)
-            drawn[t.name] = one.draws.get(t.name, draw_values)(draw)
+        rng = self._random(seed)
+        drawn = {tensor.name: self._drawn(tensor, rng) for tensor in self.operation.inputs}
         if self.layout != "expanded":
             return drawn
         # The first row for all, as they lie.
@@ -227,6 +215,30 @@ class Case:
             name: np.broadcast_to(a[:1], a.shape).copy() if a.ndim > 1 else a
             for name, a in drawn.items()
         }
+
+    def input(self, name: str, seed: int = 0) -> Array:
+        """Data of one input alone, in its storage dtype: others than `inputs` has for it. KeyError
+        if there is no such input."""
+        return self._drawn(self.operation.tensor(name), self._random(seed))
+
+    def _random(self, seed: int) -> np.random.Generator:
+        key = repr((self.operation.name, sorted(self.sizes.items()), self.fill, seed))
+        return np.random.default_rng(zlib.crc32(key.encode()))
+
+    def _drawn(self, tensor: TensorType, rng: np.random.Generator) -> Array:
+        """Data of one input, from this random source."""
+        operation = self.operation
+        ranges = {name: operation.factor_format(name) for name in operation.factors}
+        ranges[operation.result.name] = operation.result.format
+        sides = self.fill.split("*")
+        fills = dict(zip(operation.factors, sides, strict=False)) if self.fill in CORNERS else {}
+        kept = operation.range_of(tensor.name, self.sizes)
+        dtype = tensor.format
+        if kept is not None:
+            dtype = replace(dtype, low=kept[0], high=kept[1])
+        fill = fills.get(tensor.name, sides[0])
+        draw = Draw(rng, tensor.shape(self.sizes), dtype, fill, ranges, self.sizes)
+        return operation.draws.get(tensor.name, draw_values)(draw)
 
     def exact(self, inputs: Inputs) -> dict[str, Any]:
         """What the reference is given: the inputs as float64, int64 and bool, and sizes."""

@@ -257,7 +257,7 @@ class _Accesses:
             "create_minnumf": lambda left, right: self._builder.binary_op(left, right, np.fmin),
             "create_clampf": self._clamp,
             **self._bfloat16.methods(),
-            **({"binary_op": self._watched} if self._memory.follows_wraps else {}),
+            **(self._watched_methods() if self._memory.follows_wraps else {}),
         }
 
     def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[Lanes]:
@@ -362,14 +362,27 @@ class _Accesses:
         self._memory.computed("product", "dot", (_block(left), _block(right)), _block(made))
         return made
 
-    def _watched(self, left: Any, right: Any, op: Callable[..., Any]) -> Any:
-        """What two operands make; that 32 bits do not hold it is told to the memory."""
-        made = self._bfloat16.methods()["binary_op"](left, right, op)
-        if op in (np.add, np.subtract, np.multiply) and made.data.dtype == np.int32:
-            exact = op(left.data.astype(np.int64), right.data.astype(np.int64))
-            if (exact != made.data).any():
+    def _watched_methods(self) -> dict[str, Callable[..., Any]]:
+        """Of operators on integers: that fewer than 64 bits do not hold what comes of two operands,
+        or of a conversion, is told to the memory."""
+        own = self._bfloat16.methods()
+
+        def combined(left: Any, right: Any, op: Callable[..., Any]) -> Any:
+            made = own["binary_op"](left, right, op)
+            if op in _WRAPPING and _is_short(made.data):
+                exact = op(left.data.astype(np.int64), right.data.astype(np.int64))
+                if (exact != made.data).any():
+                    self._memory.wrapped()
+            return made
+
+        def converted(source: Any, dtype: Any) -> Any:
+            made = own["cast_impl"](source, dtype)
+            whole = source.data.dtype.kind in "iu" and _is_short(made.data)
+            if whole and (source.data.astype(np.int64) != made.data).any():
                 self._memory.wrapped()
-        return made
+            return made
+
+        return {"binary_op": combined, "cast_impl": converted}
 
     def _in_tf32(self, left: Any, right: Any, total: Any, precision: Any, *_: Any) -> bool:
         """Whether a product of float32 is asked for as tensor cores take it, Triton's default."""
@@ -382,6 +395,15 @@ def _orders(order: Sequence[Any]) -> tuple[bool, bool]:
     than the threads of a program."""
     how, scope = (str(one).rpartition(".")[2] for one in order)
     return "ACQUIRE" in how and scope != "CTA", "RELEASE" in how and scope != "CTA"
+
+
+# What may take more bits than its operands have.
+_WRAPPING = (np.add, np.subtract, np.multiply, np.left_shift)
+
+
+def _is_short(data: Any) -> bool:
+    """Whether these are integers of fewer than 64 bits."""
+    return data.dtype.kind in "iu" and data.itemsize < 8
 
 
 _FOLDS = {"_sum_combine": "sum", "_elementwise_max": "max", "_elementwise_min": "min"}
