@@ -242,6 +242,14 @@ class Memory:
         number = int(tensor.place[element])
         return None if number == NOBODY else list(self._places)[number]
 
+    def false_hint(self, hint: str, values: str) -> None:
+        """What the kernel tells its compiler does not hold: the hint, and what belies it."""
+        message = (
+            f"{hint} does not hold in program {list(self.program)}: {values}; the compiler "
+            "believes it, and loads and stores neighbours together"
+        )
+        self._blame("false-hint", message)
+
     def outside(
         self, kind: Kind, tensor: CheckedTensor, index: tuple[int, ...], value: Array
     ) -> None:

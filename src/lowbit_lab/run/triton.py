@@ -27,7 +27,7 @@ from lowbit.kernels.triton import NEWEST, OLDEST
 from lowbit.registry.extras import install
 from lowbit.registry.locks import Lock
 from lowbit.spec.rounding import to_tf32
-from lowbit_lab.run import block_types, folds
+from lowbit_lab.run import block_types, folds, hints
 from lowbit_lab.run.addresses import Addresses, address_of, numbers_of
 from lowbit_lab.run.language import Bfloat16, Transformer, counting, logic, truth
 from lowbit_lab.run.memory import Lanes, Memory
@@ -117,6 +117,7 @@ def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]
             for holder, name, value in (
                 *folds.replacements(interpreter, tl.standard),
                 *block_types.replacements(tl, interpreter),
+                *hints.replacements(tl, memory),
             ):
                 scope.set_attr(holder, name, value)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
