@@ -81,7 +81,10 @@ def _small(operation: Operation, sizes: Sizes) -> dict[str, int]:
     for tensor in (*operation.inputs, operation.result):
         while math.prod(tensor.shape(found)) > _MOST_ELEMENTS:
             largest = max(tensor.names, key=lambda name: found[name])
-            found = operation.fitted({**found, largest: found[largest] // 2})
+            halved = operation.fitted({**found, largest: found[largest] // 2})
+            if halved == found:  # it must be as large
+                break
+            found = halved
     return found
 
 

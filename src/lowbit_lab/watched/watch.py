@@ -47,9 +47,9 @@ def watch() -> Iterator[Log]:
     """Within it, every launch of Triton runs in the checked interpreter, and is taken down.
 
     Where there is no GPU, "cuda" is the CPU within it. Yields the Log, which is whole when the
-    block is left. A launch that stops with an error raises it, as it would on a GPU, and
-    UnsupportedError if only a GPU can run it. ModuleNotFoundError or RuntimeError if Triton is
-    missing or of an unknown version.
+    block is left; where nothing was launched, its `watched` is False. A launch that stops with an
+    error raises it, as it would on a GPU, and UnsupportedError if only a GPU can run it.
+    ModuleNotFoundError or RuntimeError if Triton is missing or of an unknown version.
     """
     triton_modules()
     log = Log()
@@ -57,8 +57,31 @@ def watch() -> Iterator[Log]:
     with contextlib.ExitStack() as stack:
         if not torch.cuda.is_available():
             stack.enter_context(served_by_cpu(log.note))
+        stack.enter_context(_other_kernels(log))
         stack.enter_context(watcher.running())
         yield log
+
+
+@contextlib.contextmanager
+def _other_kernels(log: Log) -> Iterator[None]:
+    """Note the kernels that run within it and that nobody watches: those that torch.compile makes
+    in C++, and Numba's."""
+    before = _made_by_inductor()
+    yield
+    made = _made_by_inductor() - before
+    if made > 0:
+        log.note(f"torch.compile made {made} kernels in C++ for a CPU, which were not watched")
+    if not log.watched and "numba" in sys.modules:
+        log.note(
+            "kernels of Numba are not watched; one in numba.cuda is checked by its specification: "
+            "lowbit check FILE.py"
+        )
+
+
+def _made_by_inductor() -> int:
+    """How many kernels torch.compile has made by now; without Triton's, which are launched."""
+    metrics: Any = sys.modules.get("torch._inductor.metrics")
+    return 0 if metrics is None else int(metrics.generated_kernel_count)
 
 
 class Watcher(Host):
