@@ -21,6 +21,7 @@ from lowbit_lab.backends.backend import Request, Variant
 from lowbit_lab.backends.kernel import KernelBackend, KernelSubject
 from lowbit_lab.backends.language import languages
 from lowbit_lab.backends.unstated import completed
+from lowbit_lab.backends.widths import widths_of
 from lowbit_lab.compare.built import Built, Typed
 from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.ptx.execute import Launch
@@ -113,6 +114,10 @@ class TritonKernel(KernelBackend):
         for name, choose in self.heuristics.items():
             made[name] = choose(made)
         return made
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return widths_of(self.text)
 
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
