@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import triton
 import triton.language as tl
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 
 from lowbit.spec import operation
 from lowbit.spec.rounding import to_24_bits, to_tf32
 from lowbit_lab import check
 from lowbit_lab.backends.backend import Request, Variant
+from lowbit_lab.backends.kernel import KernelSubject
 from lowbit_lab.backends.language import bound
+from lowbit_lab.backends.vast import wrapping
+from lowbit_lab.run.findings import Finding
 
 # Triton's own annotations do not know what a kernel's pointers are.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
@@ -132,6 +135,180 @@ def test_a_check_says_so_and_passes() -> None:
     assert result.ok
     assert not result.findings
     assert any("offsets of 32 bits wrap when x has" in note for note in result.notes)
+
+
+# Offsets of loaded indices.
+
+ROWS = {"T": 1 << 20, "C": 8192, "N": 1 << 20}
+
+
+def taken_rows(
+    x: Float32[np.ndarray, "T C"], row: Int32[np.ndarray, "N"]
+) -> Float32[np.ndarray, "N C"]:
+    return x[row]
+
+
+def put_rows(
+    x: Float32[np.ndarray, "N C"], row: Int32[np.ndarray, "N"]
+) -> Float32[np.ndarray, "T C"]:
+    z = np.zeros((int(row.max()) + 1, x.shape[1]))
+    z[row] = x
+    return z
+
+
+def row_sums(
+    x: Float32[np.ndarray, "T C"], first: Int32[np.ndarray, "N+1"]
+) -> Float32[np.ndarray, "N C"]:
+    return np.add.reduceat(x, first[:-1])
+
+
+def differences(
+    x: Float32[np.ndarray, "T C"], row: Int32[np.ndarray, "N"], less: Int32[np.ndarray, "N"]
+) -> Float32[np.ndarray, "N C"]:
+    return x[np.maximum(row - less, 0)]
+
+
+@triton.jit
+def takes_rows(x_ptr, row_ptr, z_ptr, T, N, C, WIDE: tl.constexpr, B: tl.constexpr):
+    n = tl.program_id(0)
+    token = tl.load(row_ptr + n)
+    token = token.to(tl.int64) if WIDE else token
+    for start in range(0, C, B):
+        j = start + tl.arange(0, B)
+        x = tl.load(x_ptr + token * C + j, mask=j < C)
+        tl.store(z_ptr + n.to(tl.int64) * C + j, x, mask=j < C)
+
+
+@triton.jit
+def takes_a_block(x_ptr, row_ptr, z_ptr, T, N, C, WIDE: tl.constexpr, B: tl.constexpr):
+    n = tl.program_id(0) * B + tl.arange(0, B)
+    token = tl.load(row_ptr + n, mask=n < N, other=0)
+    j = tl.arange(0, B)
+    places = ((token.to(tl.int64) if WIDE else token) * C)[:, None] + j[None, :]
+    mask = (n < N)[:, None] & (j < C)[None, :]
+    wide = n.to(tl.int64)[:, None] * C + j[None, :]
+    tl.store(z_ptr + wide, tl.load(x_ptr + places, mask=mask), mask=mask)
+
+
+@triton.jit
+def takes_by_shifts(x_ptr, row_ptr, z_ptr, T, N, C, WIDE: tl.constexpr, B: tl.constexpr):
+    n = tl.program_id(0)
+    token = tl.load(row_ptr + n)
+    place = (token.to(tl.int64) if WIDE else token) << 12
+    j = tl.arange(0, B)
+    x = tl.load(x_ptr + place + j, mask=(C == 4096) & (j < C))
+    tl.store(z_ptr + n.to(tl.int64) * C + j, x, mask=j < C)
+
+
+@triton.jit
+def takes_by_short_offsets(x_ptr, row_ptr, z_ptr, T, N, C, WIDE: tl.constexpr, B: tl.constexpr):
+    n = tl.program_id(0)
+    place = tl.load(row_ptr + n).to(tl.int64) * C
+    place = place if WIDE else place.to(tl.int32)
+    j = tl.arange(0, B)
+    tl.store(z_ptr + n.to(tl.int64) * C + j, tl.load(x_ptr + place + j, mask=j < C), mask=j < C)
+
+
+@triton.jit
+def puts_rows(x_ptr, row_ptr, z_ptr, T, N, C, WIDE: tl.constexpr, B: tl.constexpr):
+    n = tl.program_id(0)
+    token = tl.load(row_ptr + n)
+    token = token.to(tl.int64) if WIDE else token
+    j = tl.arange(0, B)
+    x = tl.load(x_ptr + n.to(tl.int64) * C + j, mask=j < C)
+    tl.store(z_ptr + token * C + j, x, mask=j < C)
+
+
+@triton.jit
+def sums_some_rows(x_ptr, first_ptr, z_ptr, T, N, C, WIDE: tl.constexpr, B: tl.constexpr):
+    n = tl.program_id(0)
+    j = tl.arange(0, B)
+    total = tl.zeros((B,), tl.float32)
+    for row in range(tl.load(first_ptr + n), tl.load(first_ptr + n + 1), 512):
+        place = (row.to(tl.int64) if WIDE else row) * C
+        total += tl.load(x_ptr + place + j, mask=j < C, other=0.0)
+    tl.store(z_ptr + n.to(tl.int64) * C + j, total, mask=j < C)
+
+
+@triton.jit
+def subtracts_rows(x_ptr, row_ptr, less_ptr, z_ptr, T, N, C, WIDE: tl.constexpr, B: tl.constexpr):
+    n = tl.program_id(0)
+    token = tl.maximum(tl.load(row_ptr + n) - tl.load(less_ptr + n), 0)
+    token = token.to(tl.int64) if WIDE else token
+    j = tl.arange(0, B)
+    tl.store(z_ptr + n.to(tl.int64) * C + j, tl.load(x_ptr + token * C + j, mask=j < C), mask=j < C)
+
+
+def wrapped(kernel: Any, spec: Any, grid: Any, **given: Any) -> Finding | None:
+    subject = bound(Request(Variant(kernel, grid=grid, constants=given), spec))
+    assert isinstance(subject, KernelSubject)
+    return wrapping(subject)
+
+
+LOADED = [
+    (takes_rows, taken_rows, {"row": (0, "T")}),
+    (takes_a_block, taken_rows, {"row": (0, "T")}),
+    (takes_by_shifts, taken_rows, {"row": (0, "T")}),
+    (takes_by_short_offsets, taken_rows, {"row": (0, "T")}),
+    (puts_rows, put_rows, {"row": (0, "T")}),
+    (sums_some_rows, row_sums, {"first": (0, "T+1")}),
+    (subtracts_rows, differences, {"row": (0, "T"), "less": (0, "T")}),
+]
+
+
+@pytest.mark.parametrize(("kernel", "spec", "ranges"), LOADED)
+def test_offsets_of_loaded_indices_wrap(kernel: Any, spec: Any, ranges: Any) -> None:
+    stated = operation(at_most=ROWS, ranges=ranges)(spec)
+    blocked = blocks_of_rows if kernel is takes_a_block else rows
+    finding = wrapped(kernel, stated, blocked, WIDE=False, B=32)
+    assert finding is not None
+    assert (finding.kind, finding.severity) == ("offset-overflow", "error")
+    assert f"{next(iter(ranges))} of up to" in finding.message
+    assert not wrapped(kernel, stated, blocked, WIDE=True, B=32)
+    short = operation(at_most={"T": 1 << 18, "N": 1 << 18, "C": 4096}, ranges=ranges)(spec)
+    assert not wrapped(kernel, short, blocked, WIDE=False, B=32)
+
+
+def blocks_of_rows(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(meta["N"], meta["B"]),)
+
+
+def test_indices_that_are_drawn_have_a_greatest_one() -> None:
+    drawn = lambda draw: draw.rng.integers(0, draw.sizes["T"], draw.shape, np.int32)  # noqa: E731
+    stated = operation(at_most=ROWS, draws={"row": drawn})(taken_rows)
+    finding = wrapped(takes_rows, stated, rows, WIDE=False, B=32)
+    assert finding is not None
+    assert finding.severity == "error"
+
+
+def test_sizes_that_are_large_together_alone_are_tried() -> None:
+    most = {"T": 1 << 18, "C": 1 << 14, "N": 1 << 12}
+    stated = operation(at_most=most, ranges={"row": (0, "T")})(taken_rows)
+    finding = wrapped(takes_rows, stated, rows, WIDE=False, B=512)
+    assert finding is not None
+    assert finding.severity == "error"
+
+
+def lengths(
+    x: Float32[np.ndarray, "T C"], first: Int32[np.ndarray, "N"], count: Int32[np.ndarray, "N"]
+) -> Float32[np.ndarray, "N C"]:
+    return x[first]
+
+
+@triton.jit
+def of_a_row_and_a_length(x_ptr, first_ptr, count_ptr, z_ptr, T, N, C, B: tl.constexpr):
+    n = tl.program_id(0)
+    noise = (n * 1103515245 + 12345) * 1103515245
+    last = (tl.load(first_ptr + n) + tl.load(count_ptr + n)).to(tl.int64)
+    j = tl.arange(0, B)
+    x = tl.load(x_ptr + last * C + j, mask=j < C)
+    tl.store(z_ptr + n.to(tl.int64) * C + j, tl.where(noise == noise, x, 0.0), mask=j < C)
+
+
+def test_greatest_integers_that_are_too_many_together_are_no_finding() -> None:
+    ranges = {"first": (0, "T"), "count": (0, "T")}
+    stated = operation(at_most={**ROWS, "T": 1000}, ranges=ranges)(lengths)
+    assert not wrapped(of_a_row_and_a_length, stated, rows, B=32)
 
 
 @operation(exercise={"M": 40, "K": 64, "N": 72}, blocks={"BM": 32, "BN": 32, "BK": 32})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float32
 
-from lowbit.spec import from_function, operation
+from lowbit.spec import cases_of, edge_cases, fill_cases, from_function, operation
 from lowbit_lab import Scratch, check, view
 
 # Triton's own annotations do not know what a kernel's pointers are.
@@ -79,6 +80,60 @@ def test_size_0_is_tried_where_a_specification_has_it() -> None:
 def test_size_0_is_refused_where_it_has_not() -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         from_function(ramp).case({"N": 0, "M": 3})
+
+
+@operation(at_least={"E": 2}, exercise={"N": 9, "E": 5})
+def second(x: Float32[np.ndarray, "N E"]) -> Float32[np.ndarray, "N"]:
+    return x[:, 1]
+
+
+@triton.jit
+def takes_the_second(x_ptr, z_ptr, N, E, WRONG_FROM: tl.constexpr, B: tl.constexpr):
+    n = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(x_ptr + n * E + 1, mask=n < N)
+    tl.store(z_ptr + n, tl.where(E < WRONG_FROM, x, 0.0), mask=n < N)
+
+
+def test_all_sizes_are_at_least_what_a_specification_says() -> None:
+    for strided in (False, True):
+        cases = cases_of(second, (32,), strided, long=True)
+        assert {case.sizes["E"] for case in cases} >= {2, 5, 31, 32, 33}
+        assert min(case.sizes["E"] for case in cases) == 2
+        assert min(case.sizes["N"] for case in cases) == 1
+    assert min(case.sizes["E"] for case in (*edge_cases(second), *fill_cases(second))) == 2
+    stepped = operation(at_least={"E": 5}, multiple_of={"E": 4})(second.reference)
+    assert {case.sizes["E"] for case in cases_of(stepped, (8,), False, long=False)} >= {8, 12}
+    assert stepped.fitted({"N": 3, "E": 1}) == {"N": 3, "E": 8}
+
+
+def test_a_least_size_in_a_check_and_in_a_view() -> None:
+    few = {"stop": True, "device": "cpu", "grid": blocks_of_n}
+    result = check(takes_the_second, second, WRONG_FROM=2, **few)
+    assert result.kinds == ("wrong-values",)
+    assert result.viewer is not None
+    data = json.loads(result.viewer().json())
+    assert data["sizes"]["E"] == 2, "the smallest at which it is wrong"
+    page = view(takes_the_second, second, grid=blocks_of_n, WRONG_FROM=99)
+    assert not json.loads(page.json())["findings"]
+    with pytest.raises(ValueError, match="E is 1; it must be at least 2"):
+        view(takes_the_second, second, grid=blocks_of_n, sizes={"E": 1}, WRONG_FROM=99)
+
+
+def blocks_of_n(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(meta["N"], meta["B"]),)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"at_least": {"T": 2}}, "at_least names 'T', which is no size; there are N, E"),
+        ({"at_least": {"E": 2}, "at_most": {"E": 1}}, "at_least is 2 for E"),
+        ({"at_least": {"E": -1}}, "at_least is -1 for E"),
+    ],
+)
+def test_a_least_size_that_leaves_none_is_refused(facts: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        operation(**facts)(second.reference)
 
 
 def sums(x: Float32[np.ndarray, "N T"]) -> Float32[np.ndarray, "N"]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import linecache
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -157,7 +159,51 @@ def test_reports_of_benchmarks_are_left_out(tmp_path: Path) -> None:
         "bench.run(print_data=True)\n"
     )
     result = CliRunner().invoke(app, ["check", "--run", str(path)])
-    assert (result.exit_code, "was not run" in result.output) == (0, True)
+    assert (result.exit_code, "was not run" in result.output) == (2, True)
+
+
+NOTHING = [
+    "x = torch.ones(5, device='cuda') + 1",
+    "",
+    "import triton.language as tl\n"
+    "@triton.jit\ndef nothing(x_ptr):\n    pass\n"
+    "nothing[(0,)](torch.zeros(1, device='cuda'))",
+]
+
+
+@pytest.mark.parametrize("text", NOTHING, ids=["torch", "nothing", "no programs"])
+def test_a_program_that_launches_nothing_was_not_watched(tmp_path: Path, text: str) -> None:
+    path, file = tmp_path / "program.py", tmp_path / "log.json"
+    path.write_text(f"import torch, triton\n{text}\n")
+    result = CliRunner().invoke(app, ["check", "--json", str(file), "--run", str(path)])
+    assert result.exit_code == 2
+    assert "nothing was watched: the program launched no kernel of Triton" in result.stdout
+    assert "nothing wrong" not in result.output
+    assert "launched no kernel of Triton to watch" in result.stderr
+    assert json.loads(file.read_text())["watched"] is False
+
+
+def test_what_torch_does_is_wrong_without_a_launch_too(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text("import torch\ntorch.empty(3).sum()\n")
+    result = CliRunner().invoke(app, ["check", "--run", str(path)])
+    assert result.exit_code == 1
+    assert "wrong, although the program launched no kernel of Triton" in result.stdout
+
+
+def test_kernels_that_nobody_watches_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = SimpleNamespace(generated_kernel_count=2)
+    monkeypatch.setitem(sys.modules, "torch._inductor.metrics", metrics)
+    monkeypatch.setitem(sys.modules, "numba", SimpleNamespace())
+    with watch() as log:
+        metrics.generated_kernel_count += 3
+    assert not log.watched
+    compiled, numba = log.notes
+    assert "torch.compile made 3 kernels in C++" in compiled
+    assert "kernels of Numba are not watched" in numba
+    with watch() as log:
+        right.adds_one[(1,)](torch.zeros(8), torch.empty(8), 8, 1, B=8)
+    assert (log.watched, log.notes) == (True, [])
 
 
 # A sample of a GPU's programs. The GPU is played by the interpreter, or by torch.

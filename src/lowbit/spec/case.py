@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lowbit.registry.locks import cached_property
 from lowbit.spec.data import CORNERS, FILLS, FURTHER, SPECIAL, Draw, draw_values
 from lowbit.spec.dtypes import FLOAT32_UNIT, Array, DType
-from lowbit.spec.operation import Operation, Sizes
+from lowbit.spec.operation import Operation, Sizes, TensorType
 from lowbit.spec.post_ops import applied
 from lowbit.spec.rounding import TF32_UNIT, rounded
 
@@ -97,8 +97,11 @@ class Expected:
 Layout = Literal["contiguous", "padded", "transposed", "rows", "expanded"]
 Inputs = Mapping[str, Array]
 
-# How many random perturbations the sensitivity of a reference is estimated from.
-_PERTURBATIONS = 12
+# How many random perturbations the sensitivity of a reference is estimated from, and how many more
+# in which neighbours up to 2^4 - 1 places apart move against each other at least once.
+_PERTURBATIONS, _OPPOSED = 12, 4
+# A part of a number so small that only what jumps moves by more than a rounding.
+_NEXT_TO_NOTHING = 2.0**-45
 # Roundings of an element besides those of its sum: a product, exp2 with its argument, a division.
 _OWN_ROUNDINGS = 8
 # Roundings to TF32, of both factors, in the largest of a few random moves.
@@ -115,6 +118,19 @@ def fills_of(operation: Operation) -> tuple[str, ...]:
     whole = bool(factors) and not any(operation.factor_format(f).is_float for f in factors)
     fills = (*fills, *CORNERS) if whole else fills
     return tuple(fill for fill in fills if fill not in operation.excludes)
+
+
+def _signs(
+    rng: np.random.Generator, shape: tuple[int, ...], place: int, bit: int
+) -> NDArray[np.int64]:
+    """1 or -1 for each element: at random if there is no such bit, else by this bit of the sum of
+    its index and of its tensor's place among the inputs."""
+    if bit < 0:
+        return rng.choice((-1, 1), shape)
+    total = np.full(shape, place)
+    for axis, size in enumerate(shape):
+        total += np.arange(size).reshape(-1, *[1] * (len(shape) - axis - 1))
+    return 1 - 2 * (total >> bit & 1)
 
 
 @lru_cache(256)
@@ -206,20 +222,8 @@ class Case:
 
     def inputs(self, seed: int = 0) -> dict[str, Array]:
         """Input data in storage dtypes, the same for the same seed."""
-        one = self.operation
-        key = repr((one.name, sorted(self.sizes.items()), self.fill, seed))
-        rng = np.random.default_rng(zlib.crc32(key.encode()))
-        factors = one.factors
-        ranges = {name: one.factor_format(name) for name in factors}
-        ranges[one.result.name] = one.result.format
-        sides = self.fill.split("*")
-        fills = dict(zip(factors, sides, strict=False)) if self.fill in CORNERS else {}
-        drawn: dict[str, Array] = {}
-        for t in one.inputs:
-            kept, fill = one.range_of(t.name, self.sizes), fills.get(t.name, sides[0])
-            dtype = t.format if kept is None else replace(t.format, low=kept[0], high=kept[1])
-            draw = Draw(rng, t.shape(self.sizes), dtype, fill, ranges, self.sizes)
-            drawn[t.name] = one.draws.get(t.name, draw_values)(draw)
+        rng = self._random(seed)
+        drawn = {tensor.name: self._drawn(tensor, rng) for tensor in self.operation.inputs}
         if self.layout != "expanded":
             return drawn
         # The first row for all, as they lie.
@@ -227,6 +231,37 @@ class Case:
             name: np.broadcast_to(a[:1], a.shape).copy() if a.ndim > 1 else a
             for name, a in drawn.items()
         }
+
+    def input(self, name: str, seed: int = 0) -> Array:
+        """Data of one input alone, in its storage dtype: others than `inputs` has for it. KeyError
+        if there is no such input."""
+        return self._drawn(self.operation.tensor(name), self._random(seed))
+
+    def _random(self, seed: int) -> np.random.Generator:
+        key = repr((self.operation.name, sorted(self.sizes.items()), self.fill, seed))
+        return np.random.default_rng(zlib.crc32(key.encode()))
+
+    def _drawn(self, tensor: TensorType, rng: np.random.Generator) -> Array:
+        """Data of one input, from this random source."""
+        operation = self.operation
+        ranges = {name: operation.factor_format(name) for name in operation.factors}
+        ranges[operation.result.name] = operation.result.format
+        sides = self.fill.split("*")
+        fills = dict(zip(operation.factors, sides, strict=False)) if self.fill in CORNERS else {}
+        kept = operation.range_of(tensor.name, self.sizes)
+        dtype = tensor.format
+        if kept is not None:
+            dtype = replace(dtype, low=kept[0], high=kept[1])
+        fill = fills.get(tensor.name, sides[0])
+        if fill == "halves" and len(tensor.dims) < self._most_dims:
+            fill = "powers"
+        draw = Draw(rng, tensor.shape(self.sizes), dtype, fill, ranges, self.sizes)
+        return operation.draws.get(tensor.name, draw_values)(draw)
+
+    @property
+    def _most_dims(self) -> int:
+        """Of the inputs that are floats."""
+        return max((len(t.dims) for t in self.operation.inputs if t.is_float), default=0)
 
     def exact(self, inputs: Inputs) -> dict[str, Any]:
         """What the reference is given: the inputs as float64, int64 and bool, and sizes."""
@@ -320,18 +355,20 @@ class Case:
         The error of a sum of L rounded terms grows with L·u·Σ|term| (Higham, section 4.2). What
         Σ|term| is for any reference: how far its result moves when every float input moves by one
         rounding of its own, and every intermediate result is rounded to float32's bits, the largest
-        move of twelve random choices of signs. So the budget of an element z is
-        (L + 8)·(move + u·|z|), with u the unit roundoff of float32 (or of the result, if that is
-        float64, and nothing is rounded on the way); one rounding of the result's own dtype; and for
-        underflow, which a GPU may flush to zero, (L + 8) smallest normal numbers. Where nobody has
-        said that S elements which the result keeps are summed too, as for a cumulative sum, √S is
-        in L (Higham and Mary, "A new approach to probabilistic rounding error analysis"). No move
-        shows what cancels in a kernel and not in the reference, nor what is rounded to fewer bits
-        on the way: operations that have such state it as their `slack`.
+        move of twelve random choices of signs, and of four in which any two elements that are up to
+        15 places apart have opposite ones in turn (of two large numbers that all but cancel). So
+        the budget of an element z is (L + 8)·(move + u·|z|), with u the unit roundoff of float32
+        (or of the result, if that is float64, and nothing is rounded on the way); one rounding of
+        the result's own dtype; and for underflow, which a GPU may flush to zero, (L + 8) smallest
+        normal numbers. Where nobody has said that S elements which the result keeps are summed too,
+        as for a cumulative sum, √S is in L (Higham and Mary, "A new approach to probabilistic
+        rounding error analysis"). No move shows what cancels in a kernel and not in the reference,
+        nor what is rounded to fewer bits on the way: operations that have such state it as their
+        `slack`.
         """
         one, dtype = self.operation, self.operation.result.format
         unit = min(dtype.unit, FLOAT32_UNIT)
-        move = self._moved(exact, value, unit, rng)
+        move = self._without_jumps(exact, value, self._moved(exact, value, unit, rng), rng)
         unsaid = math.prod(self.sizes[name] for name in _mixed(one.origin or one))
         terms = one.sum_length(self.sizes) + _OWN_ROUNDINGS + math.isqrt(unsaid - 1)
         own = dtype.unit * np.abs(value)
@@ -346,13 +383,34 @@ class Case:
         floats = [t.name for t in one.inputs if t.is_float]
         narrow = unit >= FLOAT32_UNIT
         move = np.zeros(value.shape)
-        for _ in range(_PERTURBATIONS):
-            moved = {n: exact[n] * (1 + unit * rng.choice((-1, 1), exact[n].shape)) for n in floats}
-            narrowed = {n: rounded(a) for n, a in moved.items()} if narrow else moved
-            try:
-                near = one(**{**exact, **narrowed})
-            except TypeError:  # what takes NumPy's own arrays only, as a function of Numba's
-                near = one(**{**exact, **moved})
-            difference = np.abs(np.asarray(near, np.float64) - value)
+        for number in range(_PERTURBATIONS + _OPPOSED):
+            bit = number - _PERTURBATIONS
+            moved = {
+                name: exact[name] * (1 + unit * _signs(rng, exact[name].shape, place, bit))
+                for place, name in enumerate(floats)
+            }
+            near = self._near({**exact, **moved}, floats if narrow else ())
+            difference = np.abs(near - value)
             move = np.maximum(move, np.where(np.isfinite(difference), difference, 0))
         return move
+
+    def _near(self, exact: Inputs, narrow: Sequence[str]) -> Array:
+        """The reference in float64, of inputs of which some are rounded to float32's bits, as is
+        what is made of them on the way."""
+        narrowed = {name: rounded(exact[name]) for name in narrow}
+        try:
+            return np.asarray(self.operation(**{**exact, **narrowed}), np.float64)
+        except TypeError:  # what takes NumPy's own arrays only, as a function of Numba's
+            return np.asarray(self.operation(**exact), np.float64)
+
+    def _without_jumps(
+        self, exact: Inputs, value: Array, move: Array, rng: np.random.Generator
+    ) -> Array:
+        """How far the reference moves, where its data are exact halves and float32 computes it
+        without rounding: not where it jumps, as a rounding function does between two integers,
+        since no kernel has a rounding there that leads to the other side."""
+        floats = [t.name for t in self.operation.inputs if t.is_float]
+        if self.fill != "halves" or not np.array_equal(self._near(exact, floats), value, True):
+            return move
+        jumps = self._moved(exact, value, _NEXT_TO_NOTHING, rng) > move / 2
+        return np.where(jumps, 0, move)

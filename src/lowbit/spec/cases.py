@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lowbit.spec.case import Case, Layout, fills_of
-from lowbit.spec.data import FURTHER, SPECIAL
+from lowbit.spec.data import FURTHER, OF_INTEGERS, SPECIAL
 from lowbit.spec.operation import Operation, Sizes
 
 T = TypeVar("T")
@@ -81,7 +81,10 @@ def _small(operation: Operation, sizes: Sizes) -> dict[str, int]:
     for tensor in (*operation.inputs, operation.result):
         while math.prod(tensor.shape(found)) > _MOST_ELEMENTS:
             largest = max(tensor.names, key=lambda name: found[name])
-            found = operation.fitted({**found, largest: found[largest] // 2})
+            halved = operation.fitted({**found, largest: found[largest] // 2})
+            if halved == found:  # it must be as large
+                break
+            found = halved
     return found
 
 
@@ -118,7 +121,7 @@ def cases_of(
 
     wide = tile_sets(operation, blocks, single) if long else []
     floats = any(tensor.is_float for tensor in operation.inputs)
-    further = () if not floats else FURTHER if operation.result.is_float else FURTHER[:2]
+    further = () if not floats else FURTHER if operation.result.is_float else OF_INTEGERS
     further = tuple(fill for fill in further if fill not in operation.excludes)
     whole = [fill for fill in (*common, *further, *special(first)) if fill != "normal"]
     cases = [Case(operation, first), *(Case(operation, thin(first), fill) for fill in whole)]

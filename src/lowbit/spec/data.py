@@ -28,10 +28,14 @@ Integers: any bits; half zeros; all bits one; the two limits; all the lower limi
 bits."""
 
 _LARGE, _OFFSET = 200.0, 1000.0
-FURTHER = ("ties", "rising", "offset", "huge")
+FURTHER = ("ties", "rising", "halves", "offset", "huge")
 """Fills of floats for interpreted kernels: -1, 0 and 1, so that the largest is there many times;
-large ones that rise along the last axis, so that the largest is met last; a thousand more than
-normal values; so large that their squares are infinite in the dtype."""
+large ones that rise along the last axis, so that the largest is met last; multiples of a half up to
+127, which each row has, so that they are halves too when a scale makes that 127 (an input of fewer
+dimensions than others, such as a scale, has powers of two); a thousand more than normal values; so
+large that their squares are infinite in the dtype."""
+OF_INTEGERS = FURTHER[:3]
+"""Those whose results are integers that every kernel agrees on."""
 
 # One of so many elements is special, and at least two.
 _SPECIAL_AMONG = 64
@@ -41,9 +45,10 @@ _SPECIAL_AMONG = 64
 class Draw:
     """What a generator of input data is told: the random source, shape, dtype and fill.
 
-    dtype: with the range that the operation states for the input. fill: one of FILLS, or "max" or
-    "min". ranges: the dtypes in which the operation multiplies, by factor, and of the result (a
-    zero point lies in the range of what it belongs to). sizes: of all dimensions.
+    dtype: with the range that the operation states for the input. fill: one of FILLS or FURTHER, or
+    "max", "min" or "powers" (of two). ranges: the dtypes in which the operation multiplies, by
+    factor, and of the result (a zero point lies in the range of what it belongs to). sizes: of all
+    dimensions.
     """
 
     rng: np.random.Generator
@@ -77,6 +82,10 @@ def _floats(draw: Draw) -> Array:
         values = rng.integers(-1, 2, draw.shape).astype(np.float64)
     elif fill == "rising":
         values = np.sort(values * _LARGE, axis=-1) if values.ndim else values
+    elif fill == "halves":
+        values = _halves(draw.shape, rng)
+    elif fill == "powers":
+        values = 2.0 ** rng.integers(-2, 3, draw.shape)
     elif fill == "offset":
         values = values + _OFFSET
     elif fill == "huge":
@@ -104,6 +113,16 @@ def _integers(draw: Draw) -> Array:
     }
     make = makers.get(draw.fill, lambda: rng.integers(low, high, shape, kind, endpoint=True))
     return np.clip(np.asarray(make()), low, high).astype(storage)
+
+
+def _halves(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Multiples of a half from -126.5 to 126.5, one in each row replaced by 127 or -127."""
+    values = np.asarray(rng.integers(-253, 254, shape) / 2)
+    if values.size and values.ndim:
+        rows = values.reshape(-1, shape[-1])
+        place = rng.integers(0, shape[-1], len(rows))
+        rows[np.arange(len(rows)), place] = rng.choice((-127.0, 127.0), len(rows))
+    return values
 
 
 def _plant(

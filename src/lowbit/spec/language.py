@@ -164,12 +164,28 @@ def _refuse_unfitting(made: Operation) -> None:
                     f"{made.name}: the bound {bound!r} of {name} is not understood; write a number "
                     f"or an expression of the sizes {', '.join(made.names)}"
                 )
+    _refuse_least(made)
     known = [one for one in (*FILLS, *FURTHER, *CORNERS) if one != "normal"]
     for fill in made.excludes:
         if fill not in known:
             raise ValueError(
                 f"{made.name}: excludes names {fill!r}, which is no kind of data; there are "
                 f"{', '.join(known)}"
+            )
+
+
+def _refuse_least(made: Operation) -> None:
+    """ValueError if at_least speaks of what is no size, or leaves none."""
+    for name, least in made.at_least.items():
+        if name not in made.names:
+            raise ValueError(
+                f"{made.name}: at_least names {name!r}, which is no size; there are "
+                f"{', '.join(made.names) or 'none'}"
+            )
+        if made.fitted({name: least})[name] < least or least < 0:
+            raise ValueError(
+                f"{made.name}: at_least is {least} for {name}, and there is no such size; at_most "
+                f"is {made.most(name)}, multiple_of {made.step(name)}"
             )
 
 

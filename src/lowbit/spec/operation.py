@@ -301,6 +301,10 @@ class Operation:
         """What a size must be a multiple of."""
         return evaluate(self.multiple_of.get(name, 1), self.static)
 
+    def least(self, name: str) -> int:
+        """The smallest that a size may be."""
+        return self.at_least.get(name, 1)
+
     def most(self, name: str) -> int | None:
         """The largest that a size may be."""
         most = self.at_most.get(name)
@@ -316,7 +320,7 @@ class Operation:
             )
         for name, size in sizes.items():
             step, most = self.step(name), self.most(name)
-            if size < (least := self.at_least.get(name, 1)):
+            if size < (least := self.least(name)):
                 raise ValueError(f"{self.name}: {name} is {size}; it must be at least {least}")
             if size % step:
                 raise ValueError(f"{self.name}: {name} is {size}; it must be a multiple of {step}")
@@ -332,11 +336,14 @@ class Operation:
         return {name: int(sizes[name]) for name in self.names}
 
     def fitted(self, sizes: Sizes) -> dict[str, int]:
-        """The sizes rounded up to their multiples, and cut to what they may be at most."""
-        rounded = {
-            name: -(-size // self.step(name)) * self.step(name) for name, size in sizes.items()
-        }
-        return {name: min(size, self.most(name) or size) for name, size in rounded.items()}
+        """The sizes raised to what they must be at least, rounded up to their multiples, and cut
+        to what they may be at most."""
+        return {name: self._fitted(name, size) for name, size in sizes.items()}
+
+    def _fitted(self, name: str, size: int) -> int:
+        step, most = self.step(name), self.most(name)
+        rounded = -(-max(size, self.least(name)) // step) * step
+        return rounded if not most else min(rounded, most // step * step)
 
     def range_of(self, name: str, sizes: Sizes) -> tuple[int, int] | None:
         """The least and the largest value of an input, None if it may have any of its dtype.

@@ -14,14 +14,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -34,6 +30,8 @@ from torch.utils._pytree import tree_iter
 from lowbit.jit.memory import offsets_of
 from lowbit.kernels.triton.fast import launch
 from lowbit.spec import TensorType
+from lowbit_lab.backends.intercept import launches
+from lowbit_lab.backends.living import LivingMemory, Range
 from lowbit_lab.languages.triton import TritonKernel
 from lowbit_lab.run.bind import TensorArgument
 from lowbit_lab.run.findings import Finding
@@ -46,6 +44,8 @@ from lowbit_lab.run.tensor import (
     TensorView,
     array_of,
     dtype_of,
+    name_of_dtype,
+    strides_of,
     tensor_of,
 )
 from lowbit_lab.run.trace import Grid, Program, grid_of, programs_of
@@ -126,12 +126,15 @@ class Host(Poisoning):
         super().__init__()
         self.memory, self._seed = memory, seed
         self.several = False
+        self.living = LivingMemory(self._reached_in)
         self._held: dict[int, _Held] = {}
+        self._reached: dict[int, CheckedTensor] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Within it, torch and the launches of kernels are watched."""
-        with launch.running(self.launch), launches(self.launch, self.on_gpu), self:
+        launching = launch.running(self.launch), launches(self.launch, self.on_gpu)
+        with launching[0], launching[1], self.living.watching(), self:
             yield
 
     def on_gpu(
@@ -183,13 +186,47 @@ class Host(Poisoning):
     def _hold(self, tensor: Tensor, initialised: bool) -> _Held:
         """Take memory in: with the elements of this tensor where it is all of them, else whole."""
         storage = tensor.untyped_storage()
-        shape, strides = tuple(tensor.shape), tensor.stride()
         if initialised or tensor.storage_offset():
-            shape, strides = (storage.nbytes() // tensor.element_size(),), (1,)
+            return self._hold_whole(storage, tensor.dtype, initialised)
         memory = _bytes(storage.data_ptr(), storage.nbytes())
-        checked = _in_place("", tensor, shape, strides, memory, initialised)
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        checked = _in_place("", tensor.dtype, shape, strides, memory, initialised)
         self._held[storage._cdata] = held = _Held(checked, StorageWeakRef(storage), None)
         return held
+
+    def _hold_whole(
+        self, storage: torch.UntypedStorage, dtype: torch.dtype, initialised: bool
+    ) -> _Held:
+        """Take memory in as elements of this dtype, one after the other."""
+        memory = _bytes(storage.data_ptr(), storage.nbytes())
+        shape = (storage.nbytes() // dtype.itemsize,)
+        checked = _in_place("", dtype, shape, (1,), memory, initialised)
+        self._held[storage._cdata] = held = _Held(checked, StorageWeakRef(storage), None)
+        return held
+
+    def reached(self, tensor: CheckedTensor) -> None:
+        """A kernel reaches a tensor that it was not given, by an integer."""
+
+    def _reached_in(self, known: Range) -> CheckedTensor:
+        """The tensor of memory that a kernel reaches by an integer: all of the memory."""
+        storage = known.storage
+        assert storage is not None
+        key = storage._cdata
+        if key in self._reached:
+            return self._reached[key]
+        held = self._held.get(key) or self._hold_whole(storage, known.dtype, initialised=True)
+        tensor = held.tensor
+        if held.own is None:
+            alike = sum(one.type.dims == known.dims for one in self._reached.values())
+            name = f"the tensor {list(known.shape)} by its address" + f" ({alike + 1})" * (
+                alike > 0
+            )
+            type_ = TensorType(name, name_of_dtype(known.dtype), known.dims)
+            strides = strides_of(known.shape, "contiguous")
+            tensor = TensorView(type_, tensor, known.shape, strides, known.dtype.itemsize, 0)
+        self._reached[key] = tensor
+        self.reached(tensor)
+        return tensor
 
     def forget_freed(self) -> None:
         """Drop what is known of memory that is no longer there."""
@@ -256,6 +293,7 @@ class Host(Poisoning):
         name of the input that it is, else of its first parameter; views of one memory know of each
         other, and each has bounds of its own."""
         taken: dict[tuple[Any, ...], CheckedTensor] = {}
+        self._reached.clear()
 
         def take(name: str, tensor: Tensor) -> TensorArgument:
             held, start = self._of(tensor), int(tensor.storage_offset()) * tensor.element_size()
@@ -281,9 +319,12 @@ class Host(Poisoning):
         programs, memory = list(chosen or programs_of(grid)), self.memory
         self.several |= len(programs) > 1
         memory.tensors = {one.name: one for one in tensors}
-        memory.kernel = kernel.name
+        memory.kernel, memory.owners = kernel.name, self.living
         memory.barrier()
-        kernel.run(memory, values, shuffled(programs, self._seed), grid)
+        try:
+            kernel.run(memory, values, shuffled(programs, self._seed), grid)
+        finally:
+            self.living.forget()
         memory.barrier()
         memory.kernel = memory.running = None
 
@@ -330,7 +371,7 @@ def run_checked(kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any]) 
         last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
         size = (last + 1) * tensor.element_size() if tensor.numel() else 0
         held = _bytes(tensor.data_ptr(), size)
-        memory.tensors[name] = _in_place(name, tensor, shape, strides, held, True)
+        memory.tensors[name] = _in_place(name, tensor.dtype, shape, strides, held, True)
         return TensorArgument(name)
 
     values = {name: _argument(name, one, take) for name, one in arguments.items()}
@@ -339,110 +380,6 @@ def run_checked(kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any]) 
     wrong = [str(one) for one in memory.findings if one.severity == "error"]
     if wrong:
         raise AssertionError(f"{launched.name}: " + "; ".join(wrong))
-
-
-OnGpu = Callable[[Callable[[], Any], Any, Sequence[int], Mapping[str, Any]], Any]
-"""Is given what makes a launch on a GPU, the kernel, the grid, and all arguments by name."""
-
-
-@contextlib.contextmanager
-def launches(run: launch.Runner, on_gpu: OnGpu | None = None) -> Iterator[None]:
-    """Within it, a launch of Triton with CPU tensors goes to `run`, an autotuned one in its first
-    configuration; who asks for a compiled kernel gets a stand-in. One with a GPU's goes to `on_gpu`
-    if there is one, but not those that look for the best configuration."""
-    from triton.runtime.autotuner import Autotuner
-    from triton.runtime.interpreter import InterpretedFunction
-    from triton.runtime.jit import JITFunction
-
-    tuning = list[Any]()
-
-    def replaced(method: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-        def start(self: Any, *args: Any, **named: Any) -> Any:
-            tensors = (getattr(one, "base", one) for one in tree_iter((args, named)))
-            with torch._C.DisableTorchFunction():  # modes may say what is not so
-                cuda = any(isinstance(one, Tensor) and one.is_cuda for one in tensors)
-            if not cuda:
-                return instead(self, *args, **named)
-            launched = partial(method, self, *args, **named)
-            if on_gpu is None or tuning or instead is not start_on_cpu or named["warmup"]:
-                return launched()
-            arguments, grid = arguments_of_launch(self, args, named), named["grid"]
-            dims: Any = grid(arguments) if callable(grid) else grid
-            return on_gpu(launched, self, dims, arguments)
-
-        return start
-
-    def tried(method: Callable[..., Any]) -> Callable[..., Any]:
-        def bench(self: Any, *args: Any, **named: Any) -> Any:
-            tuning.append(self)
-            try:
-                return method(self, *args, **named)
-            finally:
-                tuning.pop()
-
-        return bench
-
-    def start_on_cpu(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-        if not warmup:
-            arguments = arguments_of_launch(self, args, named)
-            dims: Any = grid(arguments) if callable(grid) else grid
-            if 0 not in dims:
-                run(self, dims, arguments)
-        return StandIn(self)
-
-    with contextlib.ExitStack() as stack:
-        for kind, instead in (
-            (JITFunction, start_on_cpu),
-            (InterpretedFunction, start_on_cpu),
-            (Autotuner, _first_configuration),
-        ):
-            stack.enter_context(patch.object(kind, "run", replaced(kind.run, instead)))
-        stack.enter_context(patch.object(Autotuner, "_bench", tried(Autotuner._bench)))
-        yield
-
-
-def _first_configuration(self: Any, *args: Any, **named: Any) -> Any:
-    """Instead of Autotuner.run: the first configuration that it would try."""
-    self.nargs = dict(zip(self.arg_names, args, strict=False))
-    configs = self.prune_configs(named) if len(self.configs) > 1 else self.configs
-    self.best_config = config = configs[0]
-    if config.pre_hook is not None:
-        config.pre_hook({**self.nargs, **named, **config.all_kwargs()})
-    return self.fn.run(*args, **named, **config.all_kwargs())
-
-
-class StandIn:
-    """What a launch returns instead of a compiled kernel. Its figures are nobody's: they only let
-    a host go on that computes an occupancy from them."""
-
-    n_regs, n_spills = 64, 0
-    metadata = SimpleNamespace(shared=1 << 14, num_warps=4)
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-
-    def _init_handles(self) -> None:
-        pass
-
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return self._kernel[grid]
-
-
-def arguments_of_launch(
-    kernel: Any, args: Sequence[Any], named: Mapping[str, Any]
-) -> dict[str, Any]:
-    """All parameters by name: given, of the first configuration, or by default; without what is
-    for the compiler. TypeError if one is missing."""
-    launched = TritonKernel.of(kernel)
-    signature = inspect.signature(launched.text)
-    known = {name: value for name, value in named.items() if name in signature.parameters}
-    bound = signature.bind_partial(*args, **{**launched.constants, **known})
-    bound.apply_defaults()
-    given = launched.decided(bound.arguments)
-    missing = [name for name in signature.parameters if name not in given]
-    if missing:
-        raise TypeError(f"{launched.name} is launched without {', '.join(missing)}")
-    return {name: given[name] for name in signature.parameters}
 
 
 def is_reinterpreted(value: Any) -> bool:
@@ -457,20 +394,19 @@ def _name_of(dtype: Any) -> str:
 
 def _in_place(
     name: str,
-    tensor: Tensor,
+    dtype: torch.dtype,
     shape: tuple[int, ...],
     strides: Sequence[int],
     memory: NDArray[np.uint8],
     initialised: bool,
 ) -> CheckedTensor:
-    """Memory of torch as a tensor of the checker, with elements like those of `tensor`."""
-    name_of_dtype = dtype_of(tensor)
+    """Memory of torch as a tensor of the checker, with elements of this dtype."""
+    type_ = TensorType(name, name_of_dtype(dtype), tuple(map(str, shape)))
     try:
-        dtype = np.dtype(name_of_dtype)
+        stored = np.dtype(type_.dtype)
     except TypeError:  # NumPy has none that is called so
-        dtype = np.dtype(f"u{tensor.element_size()}")
-    type_ = TensorType(name, name_of_dtype, tuple(map(str, shape)))
-    return CheckedTensor(type_, np.empty(shape, dtype), strides, "both", initialised, memory)
+        stored = np.dtype(f"u{dtype.itemsize}")
+    return CheckedTensor(type_, np.empty(shape, stored), strides, "both", initialised, memory)
 
 
 def _bytes(address: int, size: int) -> NDArray[np.uint8]:

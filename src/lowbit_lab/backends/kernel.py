@@ -67,6 +67,11 @@ class KernelBackend(Language):
     ) -> None:
         """Run these programs in this order. Whatever the kernel raises comes out as it is."""
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How wide the blocks are whose width is written in the text."""
+        return ()
+
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         """Launch it on a GPU, on torch tensors and numbers."""
         raise NotImplementedError
@@ -108,7 +113,7 @@ class KernelSubject(Subject):
     binding: Binding
 
     def cases(self) -> tuple[list[Case], list[str]]:
-        strided, blocks = bool(self.binding.strides_taken), tuple(self.binding.blocks.values())
+        strided, blocks = bool(self.binding.strides_taken), self._blocks
         # A thousand blocks take too long in a slow one.
         cases = cases_of(self.operation, blocks, strided, not self.slow, self._single)
         untried = self.request.untried
@@ -123,8 +128,7 @@ class KernelSubject(Subject):
         return few, ["the grid is fixed, so only one set of sizes was tried"]
 
     def wide(self) -> list[Case]:
-        blocks = tuple(self.binding.blocks.values())
-        found = tile_sets(self.operation, blocks, self._single)
+        found = tile_sets(self.operation, self._blocks, self._single)
         return [Case(self.operation, sizes) for sizes in found]
 
     def variants(self) -> list[tuple[str, Subject, Severity]]:
@@ -153,6 +157,12 @@ class KernelSubject(Subject):
         tensors = (*self.operation.inputs, self.operation.result, *self.binding.scratch_at(sizes))
         strides = {t.name: strides_of(t.shape(sizes), "contiguous") for t in tensors}
         return self.binding.arguments(sizes, strides)
+
+    @property
+    def _blocks(self) -> tuple[int, ...]:
+        """The widths of blocks: those that are parameters, then those that the text has besides."""
+        known = tuple(self.binding.blocks.values())
+        return (*known, *(width for width in self.kernel.widths if width not in known))
 
     @property
     def _single(self) -> list[str]:

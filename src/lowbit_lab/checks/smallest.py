@@ -62,6 +62,7 @@ def _smaller(operation: Operation, sizes: Sizes) -> Iterator[dict[str, int]]:
         step = operation.step(name)
         parts = (step * (size // step * part // 4) for part in (1, 2, 3))
         for less in {step, *parts, size - step}:
-            if 0 < less < size:
-                found.append({**sizes, name: less})
-    yield from sorted(found, key=lambda one: prod(one.values()))
+            fitted = operation.fitted({**sizes, name: less})
+            if less > 0 and fitted[name] < size and fitted not in found:
+                found.append(fitted)
+    yield from sorted(found, key=lambda candidate: prod(candidate.values()))

@@ -63,7 +63,8 @@ def check(
 
     Many sizes and kinds of data, every access seen, outputs poisoned; until the first error, unless
     --all is given. Exit code: 0 if all is right, 1 if something is wrong with a kernel, 2 if it
-    could not be checked. With --run: 1 if something was found, 2 if the script fails without that.
+    could not be checked. With --run: 1 if something was found, 2 if the script fails without that,
+    or launches no kernel of Triton, so that nothing was watched.
     """
     if run:
         _watch(what, json_file)
@@ -83,7 +84,11 @@ def _watch(script: list[str], json_file: str | None) -> None:
         console(soft_wrap=True, highlight=False).print(log)
     if failed is not None:
         print(f"lowbit: {script[0]} failed: {failed}", file=sys.stderr)
-    raise typer.Exit(1 if not log.ok else 0 if failed is None else 2)
+    if not log.watched:
+        print(f"lowbit: {script[0]} launched no kernel of Triton to watch", file=sys.stderr)
+    if not log.ok:
+        raise typer.Exit(1)
+    raise typer.Exit(0 if log.watched and failed is None else 2)
 
 
 def _check(what: str, json_file: str | None, device: str | None, every: bool) -> None:

@@ -21,18 +21,20 @@ from lowbit_lab.backends.backend import Request, Variant
 from lowbit_lab.backends.kernel import KernelBackend, KernelSubject
 from lowbit_lab.backends.language import languages
 from lowbit_lab.backends.unstated import completed
+from lowbit_lab.backends.widths import widths_of
 from lowbit_lab.compare.built import Built, Typed
 from lowbit_lab.compare.problem import Problem
 from lowbit_lab.compare.ptx.execute import Launch
 from lowbit_lab.compare.ptx.memory import Memory as PtxMemory
 from lowbit_lab.compare.ptx.memory import packed_parameters
 from lowbit_lab.compare.ptx.parse import parse
+from lowbit_lab.run.addresses import address_of
 from lowbit_lab.run.bind import Parameter, TensorArgument
 from lowbit_lab.run.findings import Finding
 from lowbit_lab.run.memory import Memory
 from lowbit_lab.run.outcome import UnsupportedError, cause_of, last_line
 from lowbit_lab.run.trace import Grid, Program
-from lowbit_lab.run.triton import RUNNER, SPAN, START, interpreted, triton_modules
+from lowbit_lab.run.triton import RUNNER, interpreted, triton_modules
 from lowbit_lab.run.variables import Values, VariableWatch, plain
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas")
@@ -112,6 +114,10 @@ class TritonKernel(KernelBackend):
         for name, choose in self.heuristics.items():
             made[name] = choose(made)
         return made
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return widths_of(self.text)
 
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
@@ -295,7 +301,7 @@ def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
         pointer = tl.pointer_type(
             tl.int1 if dtype == "bool" else getattr(tl, _NAMES.get(dtype, dtype))
         )
-        address = np.array([number * SPAN + START + value.offset], np.uint64)
+        address = np.array([address_of(number) + value.offset], np.uint64)
         return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
     if isinstance(value, tuple):
         return tl.tuple([_converted(one, memory, interpreter, tl) for one in value])

@@ -122,7 +122,7 @@ def _known(operation: Operation, extents: Iterable[Extent]) -> list[Any]:
     known = list[Any]()
     for name in operation.names:
         size, most = z3.Int(name), operation.most(name)
-        known += [size >= operation.at_least.get(name, 1), size % operation.step(name) == 0]
+        known += [size >= operation.least(name), size % operation.step(name) == 0]
         known += [] if most is None else [size <= most]
     for extent in extents:
         known.append(prod(extent.shape, start=z3.IntVal(1)) < _MOST_ELEMENTS)

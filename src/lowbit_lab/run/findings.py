@@ -32,6 +32,7 @@ TITLES: Mapping[str, str] = {
     "cancellation": "off by roundings of numbers as large as the inputs",
     "block-sizes": "wrong with other block sizes",
     "wrong-result": "returns something else than the specification's result",
+    "false-hint": "a hint to the compiler is false",
     "crash": "the kernel stops with an error",
     "not-compiled": "the kernel does not compile",
     "tuned-twice": "the launches of autotuning change the result",

@@ -75,18 +75,29 @@ def counting(tl: Any, interpreter: Any) -> Callable[..., Iterator[Any]]:
     return count
 
 
+# One of the names that only rewritten texts have among their globals.
+_OF_REWRITTEN = "_lowbit_both"
 _NO_ARGUMENTS = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
 
 
-def truth(machinery: tuple[str, ...]) -> Callable[[Any], bool]:
+def truth(machinery: tuple[str, ...], front_end: str) -> Callable[[Any], bool]:
     """The truth value of a tensor: that of its only lane. Of a block a ValueError, if the text of a
-    kernel asks; `machinery` are the folders whose frames are no such text."""
+    kernel asks; `machinery` are the folders whose frames are no such text.
+
+    front_end: the folder of Triton's language. Its own functions (`other.handle if other else None`
+    in `load`) are written for the compiler, where a tensor has no value yet: they ask whether there
+    is a tensor at all. Jitted functions of that folder are the text of a kernel like any other.
+    """
 
     def value(tensor: Any) -> bool:
+        caller = sys._getframe(1)
+        file = caller.f_code.co_filename
+        if file.startswith(front_end) and _OF_REWRITTEN not in caller.f_globals:
+            return True
         lanes = tensor.handle.data
         if lanes.size == 1:
             return bool(lanes.reshape(-1)[0])
-        if not sys._getframe(1).f_code.co_filename.startswith(machinery):
+        if not file.startswith(machinery):
             raise ValueError(
                 f"a block of {lanes.size} lanes is no condition; use mask= or tl.where instead"
             )

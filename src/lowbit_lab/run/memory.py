@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,25 @@ from lowbit_lab.run.trace import Access, Block, Computation, Kind, Place, Progra
 # Instead of the number of a program: more than one; those that have updated an element atomically,
 # of which `_updates` knows.
 _SEVERAL, _UPDATED = -2, -3
+NO_TENSOR = "an address that belongs to no tensor"
 _LAB = str(Path(__file__).parent.parent)
 _OUTSIDE: Mapping[Kind, str] = {
     "load": "out-of-bounds-load",
     "store": "out-of-bounds-store",
     "atomic": "out-of-bounds-store",
 }
+
+
+class Owners(Protocol):
+    """Whose memory of this process an address is in, for kernels that get addresses as numbers."""
+
+    def tensor_at(self, address: int) -> CheckedTensor | None:
+        """The tensor that the address is in; None if it is in none."""
+        ...
+
+    def words(self, address: int) -> str:
+        """What an address is that is in no tensor."""
+        ...
 
 
 class EndlessError(RuntimeError):
@@ -72,7 +85,8 @@ class Memory:
     rounded to TF32, `undefined` has the lines with masked lanes that were given no other value, and
     `undefined_in` the programs that have these. `kernel` is set to the name of the one that runs,
     where there are several, and `running` is the program; `begun` are all programs, by their
-    numbers.
+    numbers. `owners` knows whose memory an address is in that a kernel gets as a number; None where
+    tensors have no such address.
     """
 
     # Whether `wrapped` is to be called where a sum or product of 32 bits wraps.
@@ -93,6 +107,7 @@ class Memory:
         self.number = 0
         self.running: Program | None = None
         self.kernel: str | None = None
+        self.owners: Owners | None = None
         self._found: dict[tuple[str, str | None, Place | None], Finding] = {}
         self._order = Order()
         self.begun = self._order.begun
@@ -227,6 +242,14 @@ class Memory:
         number = int(tensor.place[element])
         return None if number == NOBODY else list(self._places)[number]
 
+    def false_hint(self, hint: str, values: str) -> None:
+        """What the kernel tells its compiler does not hold: the hint, and what belies it."""
+        message = (
+            f"{hint} does not hold in program {list(self.program)}: {values}; the compiler "
+            "believes it, and loads and stores neighbours together"
+        )
+        self._blame("false-hint", message)
+
     def outside(
         self, kind: Kind, tensor: CheckedTensor, index: tuple[int, ...], value: Array
     ) -> None:
@@ -239,9 +262,10 @@ class Memory:
         self._outside(kind, lanes, index, f"the shape {list(tensor.shape)}", where)
         self._recorded(kind, lanes, value)
 
-    def outside_of_all(self, kind: Kind, lanes: int, masked: bool) -> None:
+    def outside_of_all(self, kind: Kind, lanes: int, masked: bool, address: int) -> None:
         """An access through an address that is near no tensor."""
-        message = f"{lanes} lanes of a {kind} go to an address that belongs to no tensor"
+        where = NO_TENSOR if self.owners is None else self.owners.words(address)
+        message = f"{lanes} lanes of a {kind} go to {where}"
         self._blame(_OUTSIDE[kind], message, masked=masked)
 
     def _outside(

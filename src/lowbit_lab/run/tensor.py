@@ -26,7 +26,7 @@ class CheckedTensor:
     `values` has the tensor's shape and storage dtype (uint16 for bfloat16); `strides` are in
     elements. What lies between the elements belongs to nobody. An output is filled with poison,
     unless `initialised`. `storage`: bytes that are there already and hold the values; they are
-    neither copied nor filled.
+    neither copied nor filled; `start`: the byte of it at which the tensor begins.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class CheckedTensor:
         self.shape, self.dtype, self.strides = values.shape, values.dtype, tuple(strides)
         self.itemsize = values.dtype.itemsize
         self.initialised = initialised
+        self.start = 0
         self.slots = offsets_of(self.shape, self.strides).reshape(-1)
         self.count = self.slots.size
         steps = [step * self.itemsize for step in self.strides]
@@ -55,6 +56,11 @@ class CheckedTensor:
     def key(self) -> int:
         """A number that it shares with its views alone."""
         return id(self.writer)
+
+    @property
+    def address(self) -> int:
+        """Where its first element lies in this process's memory."""
+        return self.storage.ctypes.data
 
     def forget(self) -> None:
         """What it holds is there before a run that comes now."""
@@ -105,7 +111,7 @@ class TensorView(CheckedTensor):
         strides: Sequence[int], itemsize: int, start: int,
     ) -> None:  # fmt: skip
         vars(self).update(vars(whole))
-        self._whole, self._start = whole, start
+        self._whole, self.start = whole, start
         self.name, self.type, self.itemsize = type.name, type, itemsize
         self.shape, self.strides = shape, tuple(strides)
         offsets = start + offsets_of(shape, strides).reshape(-1) * self.itemsize
@@ -116,6 +122,10 @@ class TensorView(CheckedTensor):
         for byte in range(0, self.itemsize, min(self.itemsize, whole.itemsize)):
             self._numbers[whole.elements.owner[offsets + byte]] = np.arange(offsets.size)
 
+    @property
+    def address(self) -> int:
+        return self._whole.address + self.start
+
     def index(self, element: int) -> tuple[int, ...]:
         number = max(0, int(self._numbers[element]))
         return tuple(int(i) for i in np.unravel_index(number, self.shape)) if self.shape else ()
@@ -123,15 +133,15 @@ class TensorView(CheckedTensor):
     def locate(
         self, offsets: NDArray[np.int64], active: NDArray[np.bool_], size: int
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        elements = self._whole.locate(offsets + self._start, active, size)[0]
+        elements = self._whole.locate(offsets + self.start, active, size)[0]
         elements[(elements >= 0) & (self._numbers[elements] == NOBODY)] = NOBODY
         return elements, active & (elements < 0)
 
     def read(self, offsets: NDArray[np.int64], dtype: np.dtype[Any]) -> Array:
-        return self._whole.read(offsets + self._start, dtype)
+        return self._whole.read(offsets + self.start, dtype)
 
     def write(self, offsets: NDArray[np.int64], values: Array) -> None:
-        self._whole.write(offsets + self._start, values)
+        self._whole.write(offsets + self.start, values)
 
 
 def tensor_of(
@@ -165,7 +175,12 @@ def array_of(tensor: Any) -> Array:
 
 def dtype_of(tensor: Any) -> str:
     """The name of a torch tensor's dtype, without torch's."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return name_of_dtype(tensor.dtype)
+
+
+def name_of_dtype(dtype: Any) -> str:
+    """The name of one of torch's dtypes, without torch's."""
+    return str(dtype).removeprefix("torch.")
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:

@@ -17,6 +17,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,14 +27,13 @@ from lowbit.kernels.triton import NEWEST, OLDEST
 from lowbit.registry.extras import install
 from lowbit.registry.locks import Lock
 from lowbit.spec.rounding import to_tf32
-from lowbit_lab.run import block_types, folds
+from lowbit_lab.run import block_types, folds, hints
+from lowbit_lab.run.addresses import Addresses, address_of, numbers_of
 from lowbit_lab.run.language import Bfloat16, Transformer, counting, logic, truth
 from lowbit_lab.run.memory import Lanes, Memory
 from lowbit_lab.run.outcome import refusals
 from lowbit_lab.run.trace import Block, Kind, Step, block
 
-# Each tensor gets a terabyte of addresses, and starts in the middle of it.
-SPAN, START = 1 << 40, 1 << 39
 _LOCK = Lock()
 RUNNER = "Triton's interpreter"
 _EXTRA = "triton.language.extra"
@@ -79,6 +79,7 @@ _OF_INTERPRETER = (
     "interpreter_semantic.broadcast_impl_value", "interpreter_builder.options",
     "interpreter_builder.binary_op", "interpreter_builder.cast_impl",
     "interpreter_builder.create_addptr", "interpreter_builder.create_fp_to_fp",
+    "interpreter_builder.create_int_to_ptr",
     "interpreter_builder.unary_op", "interpreter_builder.create_masked_load",
 )  # fmt: skip
 
@@ -116,6 +117,7 @@ def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]
             for holder, name, value in (
                 *folds.replacements(interpreter, tl.standard),
                 *block_types.replacements(tl, interpreter),
+                *hints.replacements(tl, memory),
             ):
                 scope.set_attr(holder, name, value)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
@@ -138,7 +140,7 @@ def _replaced(
 
     # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
     yield tl.tensor, "__index__", lambda tensor: int(tensor.handle.data.reshape(-1)[0])
-    yield tl.tensor, "__bool__", truth(memory.machinery)
+    yield tl.tensor, "__bool__", truth(memory.machinery, str(Path(tl.__file__).parent))
     yield tl, "range", count
     # It makes a dict of all dtypes at every operation.
     yield interpreter, "_get_np_dtype", _remembered(interpreter._get_np_dtype)
@@ -214,7 +216,7 @@ class _Accesses:
 
     def __init__(self, memory: Memory, builder: Any, interpreter: Any) -> None:
         self._memory, self._builder, self._interpreter = memory, builder, interpreter
-        self._tensors = list(memory.tensors.values())
+        self._addresses = Addresses(memory)
         self._dot, self._bfloat16 = builder.create_dot, Bfloat16(builder, interpreter)
 
     def folded(self, folds: Any) -> Callable[..., Any]:
@@ -249,30 +251,41 @@ class _Accesses:
             "create_atomic_cas": self._cas,
             "create_atomic_load": self._atomic_load,
             "create_atomic_store": self._atomic_store,
+            "create_int_to_ptr": self._pointers,
             "create_dot": self._multiply,
             # Triton 3.6 keeps a NaN in these, which a GPU drops.
             "create_maxnumf": lambda left, right: self._builder.binary_op(left, right, np.fmax),
             "create_minnumf": lambda left, right: self._builder.binary_op(left, right, np.fmin),
             "create_clampf": self._clamp,
             **self._bfloat16.methods(),
-            **({"binary_op": self._watched} if self._memory.follows_wraps else {}),
+            **(self._watched_methods() if self._memory.follows_wraps else {}),
         }
 
     def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[Lanes]:
         """The lanes of each tensor that active lanes point to; for none active, of the first."""
         addresses = np.asarray(ptr.data).astype(np.uint64)
-        numbers = addresses // np.uint64(SPAN)
+        numbers = numbers_of(addresses)
         if not (np.count_nonzero(active) and np.count_nonzero(numbers != numbers.flat[0])):
             touched = numbers.reshape(-1)[:1]
         else:
             touched = np.unique(numbers[active])
         for number in touched:
             lanes = active & (numbers == number)
-            if number < len(self._tensors):
-                offsets = addresses.astype(np.int64) - (int(number) * SPAN + START)
-                yield Lanes(self._tensors[int(number)], offsets, lanes, masked)
+            if number < len(self._addresses.tensors):
+                offsets = addresses.astype(np.int64) - address_of(int(number))
+                yield Lanes(self._addresses.tensors[int(number)], offsets, lanes, masked)
             elif lanes.any():
-                self._memory.outside_of_all(kind, int(lanes.sum()), masked)
+                first = int(addresses[lanes].flat[0])
+                self._memory.outside_of_all(kind, int(lanes.sum()), masked, first)
+
+    def _pointers(self, numbers: Any, element: Any) -> Any:
+        """Integers that become addresses. TypeError if they are too short to be any."""
+        if numbers.data.itemsize != 8:
+            raise TypeError(
+                f"a pointer is made of an integer of 64 bits, and this is an {numbers.data.dtype}"
+            )
+        addresses = self._addresses.of_integers(numbers.data)
+        return self._interpreter.TensorHandle(addresses, element.scalar)
 
     def _load(
         self, ptr: Any, mask: Any, other: Any, volatile: bool = False, acquires: bool = False
@@ -295,7 +308,7 @@ class _Accesses:
     def _store(self, ptr: Any, value: Any, mask: Any) -> None:
         dtype = self._interpreter._get_np_dtype(ptr.get_element_ty())
         shape = np.shape(ptr.data)
-        values = _spread(value.data, shape).astype(dtype)
+        values = self._addresses.stored(_spread(value.data, shape).astype(dtype))
         for lanes in self._parts(ptr, _active(mask, shape), "store", mask is not None):
             self._memory.store(lanes, values)
 
@@ -350,14 +363,27 @@ class _Accesses:
         self._memory.computed("product", "dot", (_block(left), _block(right)), _block(made))
         return made
 
-    def _watched(self, left: Any, right: Any, op: Callable[..., Any]) -> Any:
-        """What two operands make; that 32 bits do not hold it is told to the memory."""
-        made = self._bfloat16.methods()["binary_op"](left, right, op)
-        if op in (np.add, np.subtract, np.multiply) and made.data.dtype == np.int32:
-            exact = op(left.data.astype(np.int64), right.data.astype(np.int64))
-            if (exact != made.data).any():
+    def _watched_methods(self) -> dict[str, Callable[..., Any]]:
+        """Of operators on integers: that fewer than 64 bits do not hold what comes of two operands,
+        or of a conversion, is told to the memory."""
+        own = self._bfloat16.methods()
+
+        def combined(left: Any, right: Any, op: Callable[..., Any]) -> Any:
+            made = own["binary_op"](left, right, op)
+            if op in _WRAPPING and _is_short(made.data):
+                exact = op(left.data.astype(np.int64), right.data.astype(np.int64))
+                if (exact != made.data).any():
+                    self._memory.wrapped()
+            return made
+
+        def converted(source: Any, dtype: Any) -> Any:
+            made = own["cast_impl"](source, dtype)
+            whole = source.data.dtype.kind in "iu" and _is_short(made.data)
+            if whole and (source.data.astype(np.int64) != made.data).any():
                 self._memory.wrapped()
-        return made
+            return made
+
+        return {"binary_op": combined, "cast_impl": converted}
 
     def _in_tf32(self, left: Any, right: Any, total: Any, precision: Any, *_: Any) -> bool:
         """Whether a product of float32 is asked for as tensor cores take it, Triton's default."""
@@ -370,6 +396,15 @@ def _orders(order: Sequence[Any]) -> tuple[bool, bool]:
     than the threads of a program."""
     how, scope = (str(one).rpartition(".")[2] for one in order)
     return "ACQUIRE" in how and scope != "CTA", "RELEASE" in how and scope != "CTA"
+
+
+# What may take more bits than its operands have.
+_WRAPPING = (np.add, np.subtract, np.multiply, np.left_shift)
+
+
+def _is_short(data: Any) -> bool:
+    """Whether these are integers of fewer than 64 bits."""
+    return data.dtype.kind in "iu" and data.itemsize < 8
 
 
 _FOLDS = {"_sum_combine": "sum", "_elementwise_max": "max", "_elementwise_min": "min"}

@@ -401,17 +401,13 @@ function wayTo(finding) {
       if (finding.element !== null) describe(tensors.get(finding.tensor), finding.element);
     };
   }
-  const number = data.programs.findIndex((one) => String(one) === String(finding.program));
-  const outside = finding.kind.startsWith("out-of-bounds");
-  const step = (eventsOf[number] ?? []).map((n) => data.events[n]).findIndex((event) =>
-    event.line && String(event.line) === String(finding.line)
-      && (!outside || event.outside?.length));
-  if (step >= 0) {
+  if ((finding.event ?? null) !== null) {
     return () => {
       show("step");
-      go(number, step);
+      goToEvent(finding.event);
     };
   }
+  const number = data.programs.findIndex((one) => String(one) === String(finding.program));
   const line = lines.get(String(finding.line));
   if (!line) return null;
   return () => {

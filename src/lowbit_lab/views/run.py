@@ -226,7 +226,8 @@ def _sizes(operation: Operation, sizes: Sizes) -> dict[str, int]:
         )
     empty = [name for name, size in sizes.items() if size < 1]
     if empty:
-        raise ValueError(f"the size {empty[0]} is {sizes[empty[0]]}; give at least 1")
+        least = max(1, operation.least(empty[0]))
+        raise ValueError(f"the size {empty[0]} is {sizes[empty[0]]}; give at least {least}")
     return operation.complete({**exercise, **sizes})
 
 
@@ -247,11 +248,11 @@ def _refuse_huge(operation: Operation, sizes: Sizes) -> None:
 
 def _halved(operation: Operation, sizes: Sizes) -> dict[str, int] | None:
     """The same with the largest size that can be halved; None if none can."""
-    steps = {name: operation.step(name) for name in sizes}
-    large = [name for name, size in sizes.items() if size > steps[name]]
-    if not large:
-        return None
-    largest = max(large, key=lambda name: sizes[name])
-    half = -(-sizes[largest] // 2)
-    rounded = -(-half // steps[largest]) * steps[largest]
-    return {**sizes, largest: min(rounded, sizes[largest] - steps[largest])}
+    smaller = list[dict[str, int]]()
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        step = operation.step(name)
+        half = -(-sizes[name] // 2)
+        rounded = -(-half // step) * step
+        halved = operation.fitted({**sizes, name: min(rounded, sizes[name] - step)})
+        smaller += [halved] if halved[name] < sizes[name] else []
+    return next(iter(smaller), None)

@@ -167,6 +167,7 @@ _AXES: Mapping[int, list[list[Any]]] = {
     3: [["program", 3]],
     6: [["block", 3], ["thread", 3]],
 }
+_THREAD = 6
 _BETWEEN_TWO = ("read-of-other", "write-conflict", "written-twice", "unwritten-read")
 _OF_FINDING = ("kind", "title", "severity", "message", "tensor")
 _MACHINE = ("name", "vector_registers", "vector_bytes", "tiles")  # of an instruction set
@@ -181,9 +182,7 @@ def view_data(trace: Trace, notes: Sequence[str], also: Sequence[Finding] = ()) 
     findings = [*trace.findings, *(one for one in also if one.kind not in kinds)]
     subject, case, recorder = trace.subject, trace.run.trial.case, trace.recorder
     sources = _Sources(trace, findings)
-    order: dict[Program, int] = {}
-    for event in trace.events:
-        order.setdefault(event.program, len(order))
+    order = order_of(trace.events)
     tensors = trace.run.memory.tensors
     offsets = {name: _elements_at(tensor) for name, tensor in tensors.items()}
     own = [name for name in tensors if name in trace.fresh]
@@ -204,6 +203,7 @@ def view_data(trace: Trace, notes: Sequence[str], also: Sequence[Finding] = ()) 
             {
                 **_finding(finding, sources),
                 "element": _element(finding, trace),
+                "event": _event_of(finding, trace),
                 "other": _other_side(finding, trace),
             }
             for finding in findings
@@ -228,6 +228,45 @@ def view_data(trace: Trace, notes: Sequence[str], also: Sequence[Finding] = ()) 
         "lines": as_data(traffic, {place: sources.line(place) for place in traffic}),
         "sources": sources.listed,
     }
+
+
+def order_of(events: Sequence[Event]) -> dict[Program, int]:
+    """The programs that have events, numbered as they began; threads, which run as they happen to,
+    as their blocks and they are counted: along x first."""
+    programs = list(dict.fromkeys(event.program for event in events))
+    if programs and len(programs[0]) == _THREAD:
+        programs.sort(key=lambda program: (program[2::-1], program[:2:-1]))
+    return {program: number for number, program in enumerate(programs)}
+
+
+def _event_of(finding: Finding, trace: Trace) -> int | None:
+    """The event that a finding is about: of those of its program and line the first that touches
+    its element, or goes where it says that there is none; else the first; None if there is none."""
+    own = [
+        (number, event)
+        for number, event in enumerate(trace.events)
+        if (event.program, event.place) == (finding.program, finding.place)
+    ]
+    if finding.kind.startswith("out-of-bounds"):
+        own = [(n, e) for n, e in own if isinstance(e, Access) and e.outside.any()]
+    element = _element(finding, trace)
+    for number, event in own:
+        if isinstance(event, Access) and event.tensor == finding.tensor:
+            if element is not None and element in event.elements:
+                return number
+            if element is None and _distance(finding, trace) in event.offsets[event.outside]:
+                return number
+    return own[0][0] if own else None
+
+
+def _distance(finding: Finding, trace: Trace) -> int | None:
+    """How far from the first element of its tensor a finding is, in elements as they lie."""
+    tensor, index = trace.run.memory.tensors.get(finding.tensor or ""), finding.index
+    if tensor is None or not index:
+        return None
+    if len(index) != len(tensor.strides):
+        return index[0]
+    return sum(place * step for place, step in zip(index, tensor.strides, strict=True))
 
 
 def _element(finding: Finding, trace: Trace) -> int | None:

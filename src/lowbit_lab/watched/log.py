@@ -31,6 +31,11 @@ class Log:
         return tuple(sorted(self._found.values(), key=lambda one: one.severity != "error"))
 
     @property
+    def watched(self) -> bool:
+        """Whether there was a launch to watch; else nothing is known of the program's kernels."""
+        return bool(self.launches)
+
+    @property
     def ok(self) -> bool:
         """Whether no finding is an error; warnings do not count."""
         return all(finding.severity != "error" for finding in self._found.values())
@@ -55,12 +60,7 @@ class Log:
             self.notes.append(text)
 
     def __str__(self) -> str:
-        launched, kernels = sum(self.launches.values()), len(self.launches)
-        outcome = "nothing wrong" if self.ok else "wrong"
-        lines = [
-            f"{outcome} in {launched} launch{'es' * (launched != 1)} "
-            f"of {kernels} kernel{'s' * (kernels != 1)}"
-        ]
+        lines = [self._head]
         for finding in self.findings:
             lines.append(f"  {finding.severity}: {finding}")
             launched_at = ", ".join(map(str, finding.stack))
@@ -70,13 +70,27 @@ class Log:
             lines += [f"  {kernel}: {name}: {said}" for name, said in tensors.items()]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
+    @property
+    def _head(self) -> str:
+        """The outcome in a line."""
+        if not self.watched:
+            none = "the program launched no kernel of Triton"
+            return f"nothing was watched: {none}" if self.ok else f"wrong, although {none}"
+        launched, kernels = sum(self.launches.values()), len(self.launches)
+        outcome = "nothing wrong" if self.ok else "wrong"
+        return (
+            f"{outcome} in {launched} launch{'es' * (launched != 1)} "
+            f"of {kernels} kernel{'s' * (kernels != 1)}"
+        )
+
     def __rich__(self) -> Any:
-        return coloured(str(self), self.ok)
+        return coloured(str(self), self.ok and self.watched)
 
     def to_json(self) -> str:
         """Everything as JSON text; numbers that are not finite are written as strings."""
         found = {
             "ok": self.ok,
+            "watched": self.watched,
             "launches": dict(self.launches),
             "findings": [asdict(finding) for finding in self.findings],
             "bounds": self.bounds,

@@ -47,9 +47,9 @@ def watch() -> Iterator[Log]:
     """Within it, every launch of Triton runs in the checked interpreter, and is taken down.
 
     Where there is no GPU, "cuda" is the CPU within it. Yields the Log, which is whole when the
-    block is left. A launch that stops with an error raises it, as it would on a GPU, and
-    UnsupportedError if only a GPU can run it. ModuleNotFoundError or RuntimeError if Triton is
-    missing or of an unknown version.
+    block is left; where nothing was launched, its `watched` is False. A launch that stops with an
+    error raises it, as it would on a GPU, and UnsupportedError if only a GPU can run it.
+    ModuleNotFoundError or RuntimeError if Triton is missing or of an unknown version.
     """
     triton_modules()
     log = Log()
@@ -57,8 +57,31 @@ def watch() -> Iterator[Log]:
     with contextlib.ExitStack() as stack:
         if not torch.cuda.is_available():
             stack.enter_context(served_by_cpu(log.note))
+        stack.enter_context(_other_kernels(log))
         stack.enter_context(watcher.running())
         yield log
+
+
+@contextlib.contextmanager
+def _other_kernels(log: Log) -> Iterator[None]:
+    """Note the kernels that run within it and that nobody watches: those that torch.compile makes
+    in C++, and Numba's."""
+    before = _made_by_inductor()
+    yield
+    made = _made_by_inductor() - before
+    if made > 0:
+        log.note(f"torch.compile made {made} kernels in C++ for a CPU, which were not watched")
+    if not log.watched and "numba" in sys.modules:
+        log.note(
+            "kernels of Numba are not watched; one in numba.cuda is checked by its specification: "
+            "lowbit check FILE.py"
+        )
+
+
+def _made_by_inductor() -> int:
+    """How many kernels torch.compile has made by now; without Triton's, which are launched."""
+    metrics: Any = sys.modules.get("torch._inductor.metrics")
+    return 0 if metrics is None else int(metrics.generated_kernel_count)
 
 
 class Watcher(Host):
@@ -67,6 +90,7 @@ class Watcher(Host):
     def __init__(self, log: Log) -> None:
         self._log, self._machinery = log, machinery()
         self._proved, self._left = set[tuple[str, str]](), _SECONDS
+        self._launched: _State | None = None
         super().__init__(self._memory(), None)
 
     def _memory(self, poisoned: bool = False) -> Memory:
@@ -124,7 +148,8 @@ class Watcher(Host):
         values, tensors = self.taken(before)
         self._prove(kernel, values, tensors, grid, alone=True)
         try:
-            self.run(kernel, values, tensors, grid, chosen(grid))
+            with self.living.elsewhere():
+                self.run(kernel, values, tensors, grid, chosen(grid))
         except Exception as error:  # it may wait for programs that are not in the sample
             self._log.note(f"a sample of {kernel.name} stopped: {error}")
         differing = disagreeing(self.memory, tensors, self.taken(after)[1])
@@ -163,13 +188,14 @@ class Watcher(Host):
     def _watch(
         self, kernel: TritonKernel, values: dict[str, Any], tensors: list[CheckedTensor], grid: Grid
     ) -> None:
-        before = _State(tensors)
+        self._launched = before = _State(tensors)
         try:
             self.run(kernel, values, tensors, grid)
         except Exception as error:
             self._stopped(error)
             raise
         finally:
+            tensors = before.tensors
             more = list[Finding]()
             if self.memory.undefined_in and not sys.exc_info()[0]:
                 more = self._again(before, kernel, values, tensors, grid)
@@ -177,6 +203,10 @@ class Watcher(Host):
             for tensor in tensors:
                 tensor.writer[tensor.writer >= 0] = TORCH
                 tensor.reader[:] = NOBODY
+
+    def reached(self, tensor: CheckedTensor) -> None:
+        if self._launched is not None:
+            self._launched.keep(tensor)
 
     def _stopped(self, error: Exception) -> None:
         """Log that a launch stops with an error, unless the interpreter is at fault."""
@@ -194,7 +224,8 @@ class Watcher(Host):
     ) -> list[Finding]:  # fmt: skip
         """Those programs once more that have undefined lanes, with poison in them, and all if what
         they read may come from others; the memory is then as it was."""
-        first, after = self.memory, _State(tensors)
+        first = self.memory
+        self._launched = after = _State(tensors)
         again, writers = programs_of(grid), None
         if not first.atomics:
             again = sorted(first.undefined_in)
@@ -234,10 +265,18 @@ class _State:
     """What tensors hold, and who has touched them."""
 
     def __init__(self, tensors: Sequence[CheckedTensor]) -> None:
-        self._tensors = {tensor.key: tensor for tensor in tensors}
-        self._kept = {
-            key: [one.copy() for one in _arrays(tensor)] for key, tensor in self._tensors.items()
-        }
+        self.tensors = list[CheckedTensor]()
+        self._tensors = dict[int, CheckedTensor]()
+        self._kept = dict[int, list[NDArray[Any]]]()
+        for tensor in tensors:
+            self.keep(tensor)
+
+    def keep(self, tensor: CheckedTensor) -> None:
+        """Take in another tensor, as it is now."""
+        self.tensors.append(tensor)
+        if tensor.key not in self._tensors:
+            self._tensors[tensor.key] = tensor
+            self._kept[tensor.key] = [one.copy() for one in _arrays(tensor)]
 
     def writer_of(self, tensor: CheckedTensor) -> NDArray[np.int64]:
         return self._kept[tensor.key][1]
