@@ -15,6 +15,7 @@ from lowbit.lm.backend import ROWS, Backend, CpuBackend, filled
 from lowbit.lm.batch import Batch
 from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
 from lowbit.lm.generation import Prompt, Stream, common, generate
+from lowbit.lm.naming import naming
 from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
 from lowbit.lm.tokenizer import Tokenizer
@@ -93,18 +94,20 @@ class LanguageModel:
         if isinstance(weights, str):
             weights = WeightFormat(weights, 32 if weights != "int8" else None)
         if device != "cpu":
-            backend = _of_torch(checkpoint, weights, cache, sequences, length, device)
+            backend = _of_torch(path, checkpoint, weights, cache, sequences, length, device)
             return cls(path, checkpoint, backend, length)
         held = Weights(checkpoint, activations or "grouped", weights)
-        # Rows that fill a chunk up are written behind the last token.
-        networks = Networks(checkpoint.description, held, cache, sequences, length,
-                            length + ROWS[-1])  # fmt: skip
+        with naming(path):
+            # Rows that fill a chunk up are written behind the last token.
+            networks = Networks(checkpoint.description, held, cache, sequences, length,
+                                length + ROWS[-1])  # fmt: skip
         return cls(path, checkpoint, CpuBackend(checkpoint, networks, threads, isa), length)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """What makes tokens of text. ValueError: the model's files hold none."""
-        return Tokenizer.of(self.path, self._checkpoint.metadata)
+        with naming(self.path):
+            return Tokenizer.of(self.path, self._checkpoint.metadata)
 
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
@@ -224,13 +227,20 @@ def _check_gpu(
 
 
 def _of_torch(
-    checkpoint: Checkpoint, weights: WeightFormat | None, cache: str, sequences: int, context: int,
+    path: str | os.PathLike[str],
+    checkpoint: Checkpoint,
+    weights: WeightFormat | None,
+    cache: str,
+    sequences: int,
+    context: int,
     device: str,
-) -> Backend:  # fmt: skip
+) -> Backend:
     require("lowbit.lm on a GPU", "torch", "torch")
     from lowbit.lm.torch_backend import TorchBackend, gpu
 
-    return TorchBackend(checkpoint, weights, cache, sequences, context, gpu(device))
+    place = gpu(device)
+    with naming(path):
+        return TorchBackend(checkpoint, weights, cache, sequences, context, place)
 
 
 def losses(logits: Logits, ids: Sequence[int]) -> npt.NDArray[np.float64]:
