@@ -23,6 +23,7 @@ from lowbit.lm.architectures import (
     keys_of_others,
 )
 from lowbit.lm.keys import CONFIG, GGUF, GGUF_OTHERS, IMAGES, Keys, refuse, unknown
+from lowbit.registry.printable import printable
 
 # Where config.json names the function of the gated unit, and how.
 _FUNCTIONS = {"silu": ("hidden_act", "silu"),
@@ -421,7 +422,7 @@ def _refuse_config(
         named = ", ".join(f"{key} = {value!r:.60}" for key, value in sorted(foreign.items()))
         warnings.warn(
             f"config.json has keys of other architectures, which {name} leaves out, as "
-            f"transformers does: {named}",
+            f"transformers does: {printable(named)}",
             stacklevel=2,
         )
     rest = {key: config[key] for key in config if key not in row.config_keys | keys_of_others(name)}

@@ -155,7 +155,7 @@ TOKENIZER = (
     Harmless(r"ggml\.(pre|merges|scores|unknown_token_id|add_space_prefix)",
              "it is of tokenizers of the other kind"),
     Harmless(r"huggingface\.json|rwkv\.world", "the other keys say it"),
-    Harmless(r"chat_templates?(\.\w+)?", "templates by name; the one without is taken"),
+    Harmless(r"chat_templates?(\..*)?", "templates by name; the one without is taken"),
     Neutral("ggml.add_eos_token", (False,)), Neutral("ggml.add_sep_token", (False,)),
 )  # fmt: skip
 """Of GGUF's keys of tokenizers, without "tokenizer."."""

@@ -11,6 +11,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.lm.arguments import whole
 from lowbit.lm.backend import ROWS, Backend, CpuBackend, filled
 from lowbit.lm.batch import Batch
 from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
@@ -82,15 +83,12 @@ class LanguageModel:
             )
         if cache not in _CACHES:
             raise ValueError(f"cache must be one of {', '.join(_CACHES)}, got {cache!r}")
-        if sequences < 1:
-            raise ValueError(f"sequences must be positive, got {sequences}")
+        sequences = whole("sequences", sequences, least=1)
         if device != "cpu":
             _check_gpu(device, activations, cache, threads, isa)
         checkpoint = open_checkpoint(path)
         most = checkpoint.description.context
-        length = min(_CONTEXT, most) if context is None else context
-        if not 0 < length <= most:
-            raise ValueError(f"context must be from 1 to the model's {most}, got {context}")
+        length = min(_CONTEXT, most) if context is None else whole("context", context, 1, most)
         if isinstance(weights, str):
             weights = WeightFormat(weights, 32 if weights != "int8" else None)
         if device != "cpu":
@@ -106,11 +104,10 @@ class LanguageModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """What makes tokens of text. ValueError: the model's files hold none."""
-        with naming(self.path):
-            return Tokenizer.of(self.path, self._checkpoint.metadata)
+        return Tokenizer.of(self.path, self._checkpoint.metadata)
 
     def generate(
-        self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
+        self, prompt: Prompt, *, max_tokens: int | None = 512, sampling: Sampling | None = None,
         stop: str | Iterable[str] = (), raw: bool = False, speculate: int = 0,
     ) -> Stream:  # fmt: skip
         """The text that follows a prompt, in pieces: see `lowbit.lm.generation.generate`."""
@@ -124,7 +121,7 @@ class LanguageModel:
         return Batch(self)
 
     def generate_many(
-        self, prompts: Iterable[Prompt], *, max_tokens: int = 512,
+        self, prompts: Iterable[Prompt], *, max_tokens: int | None = 512,
         sampling: Sampling | Sequence[Sampling] | None = None, stop: str | Iterable[str] = (),
         raw: bool = False,
     ) -> list[Stream]:  # fmt: skip
@@ -175,7 +172,9 @@ class LanguageModel:
         """exp of the mean negative log-likelihood of each token of a text after the first, in
         windows of the context, or of so many tokens, each on its own."""
         ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
-        size = min(window or self.context, self.context)
+        size = self.context
+        if window is not None:
+            size = min(whole("window", window, least=2), size)
         total, count = 0.0, 0
         for first in range(0, len(ids), size):
             part = ids[first : first + size]

@@ -6,17 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lowbit.registry.printable import printable
+
 # What reading a damaged file may raise: a number where a text or a list should be, a 0, a name that
 # is not there, objects in objects without an end.
 _OF_DAMAGE = (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
-
-
-def printable(text: str) -> str:
-    """A text from a file, in which characters that a terminal doesn't show are escaped."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-        for letter in text
-    )
 
 
 @contextmanager
