@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lowbit.lm import LanguageModel
+from lowbit.lm.checkpoint import open_checkpoint
 from lowbit.lm.description import Description
 
 from .test_architectures import CASES, COMMON, random_model
@@ -172,3 +173,34 @@ def test_a_config_of_other_types_is_refused(changes, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "llama", **changes}))
     with pytest.raises(ValueError, match=r"sizes, factors or names in it are none|must be"):
         LanguageModel.load(tmp_path)
+
+
+def test_mutated_files_are_named(tmp_path):
+    """Whatever a byte does: a file is read, or an error of a few kinds says which it was."""
+    from .test_unread import written as plain
+
+    data = plain(tmp_path / "whole.gguf").read_bytes()
+    header = data.rindex(b"blk.1.ffn_norm") + 64
+    rng = np.random.default_rng(0)
+    path = tmp_path / "mutated.gguf"
+    errors = list[str]()
+    for _ in range(300):
+        changed = bytearray(data)
+        for at in rng.integers(0, header, rng.integers(1, 4)):
+            changed[at] = rng.choice([0, 1, 8, 9, 27, 127, 255, rng.integers(0, 256)])
+        path.write_bytes(changed)
+        try:
+            open_checkpoint(path)
+        except (ValueError, NotImplementedError, MemoryError) as error:
+            errors.append(str(error).replace("\n", ""))
+    assert len(errors) > 100
+    assert all("mutated.gguf" in error and error.isprintable() for error in errors)
+
+
+def test_names_from_files_are_escaped(tmp_path):
+    from .test_unread import written as plain
+
+    path = plain(tmp_path / "model.gguf", more=[("blk.0.\x1b[2Jü\u202e\x9b1m", (64,))])
+    with pytest.raises(NotImplementedError) as raised:
+        open_checkpoint(path)
+    assert r"blk.0.\x1b[2Jü\u202e\x9b1m" in str(raised.value)
