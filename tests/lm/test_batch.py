@@ -173,7 +173,7 @@ def test_an_error_of_one_is_raised_where_it_is_read(lm, alone, monkeypatch):
     def bad(logits, ids):
         raise ValueError("the logit of token 3 is nan")
 
-    monkeypatch.setattr(streams[0]._sampler, "pick", bad)
+    monkeypatch.setattr(streams[0]._text._sampler, "pick", bad)
     assert "".join(streams[1]) == alone[PROMPTS[1]]
     with pytest.raises(ValueError, match="token 3"):
         list(streams[0])
@@ -191,10 +191,33 @@ def test_who_leaves_gives_a_sequence_back(lm, alone):
     assert "".join(streams[4]) == alone[PROMPTS[4]]
     batch.close()
     assert len(lm._free) == 4
-    streams = lm.generate_many(PROMPTS[:2])
-    next(streams[0])
-    del streams
-    gc.collect()
+
+
+def test_streams_that_are_left_give_their_sequences_back(lm, alone):
+    gc.disable()  # nothing may wait for it
+    try:
+        streams = lm.generate_many(PROMPTS[:2])
+        next(streams[0])
+        del streams
+        assert len(lm._free) == 4
+        batch = lm.batch()
+        stays, left, late = (batch.add(one, max_tokens=12) for one in PROMPTS[:3])
+        start = next(stays)
+        for _ in left:
+            break
+        assert len(lm._free) == 1
+        del left
+        assert len(lm._free) == 2
+        with batch._held():  # as where the collector finds it while a step runs
+            del late
+            assert len(lm._free) == 2
+        assert len(lm._free) == 3
+        assert start + "".join(stays) == alone[PROMPTS[0]]
+        for _ in range(6):  # more than there are sequences
+            for _ in lm.generate(PROMPTS[0], max_tokens=3):
+                break
+    finally:
+        gc.enable()
     assert len(lm._free) == 4
 
 

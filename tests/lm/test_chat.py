@@ -55,3 +55,24 @@ def test_a_template_that_raises(template: str, message: str) -> None:
 def test_messages_have_roles(message: Any) -> None:
     with pytest.raises(ValueError, match=r"messages\[1\] is .* needs a role"):
         render("", [*MESSAGES, message])
+
+
+@pytest.mark.parametrize(("content", "text"), [
+    (None, "[]"), ("Hi", "[Hi]"), ([], "[]"), ([{"type": "text", "text": "a"}], "[a]"),
+    ([{"type": "text", "text": "a"}, {"text": "b"}, "c"], "[a\nb\nc]"),
+])  # fmt: skip
+def test_contents_as_clients_send_them(content: Any, text: str) -> None:
+    message = {"role": "assistant", "content": content, "tool_calls": []}
+    assert render("{% for m in messages %}[{{ m.content }}]{% endfor %}", [message]) == text
+    assert message["content"] is content
+
+
+@pytest.mark.parametrize(("content", "name"), [
+    (3, "content"), ({"text": "a"}, "content"),
+    ([{"type": "image_url", "image_url": {"url": "x"}}], r"content\[0\]"),
+    ([{"type": "text", "text": "a"}, {"type": "text", "text": None}], r"content\[1\]"),
+    ([None], r"content\[0\]"),
+])  # fmt: skip
+def test_a_content_that_is_no_text_is_named(content: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"messages\[0\]\.{name} is .*text"):
+        render("{{ messages[0].content }}", [{"role": "user", "content": content}])

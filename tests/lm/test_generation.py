@@ -198,11 +198,35 @@ def test_what_is_closed_or_let_go_gives_its_memory_back(smollm: Tokenizer) -> No
     stream.close()
     assert engine.sequences[-1].closed
     assert (stream.reason, stream.text_tokens) == ("", 1)
-    stream = generate(engine, smollm, "Hello", raw=True)
-    next(stream)
-    del stream
-    gc.collect()
-    assert engine.sequences[-1].closed
+    gc.disable()  # nothing may wait for it
+    try:
+        for _ in generate(engine, smollm, "Hello", raw=True):
+            break
+        assert engine.sequences[-1].closed
+        stream = generate(engine, smollm, "Hello", raw=True)
+        next(stream)
+        del stream
+        assert engine.sequences[-1].closed
+    finally:
+        gc.enable()
+
+
+def test_without_a_most_a_text_ends_by_itself(smollm: Tokenizer) -> None:
+    stream = generate(engine_for(smollm), smollm, "Hello", raw=True, max_tokens=None)
+    assert "".join(stream) == TEXT
+    stream = generate(engine_for(smollm, context=4), smollm, "a b c", raw=True, max_tokens=None)
+    list(stream)
+    assert (stream.reason, stream.text_tokens) == ("context", 2)
+
+
+@pytest.mark.parametrize("options", [
+    {"max_tokens": 2.5}, {"max_tokens": "2"}, {"max_tokens": True}, {"speculate": 1.0},
+])  # fmt: skip
+def test_what_is_no_whole_number_is_named(smollm: Tokenizer, options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(options))} is .*whole number"):
+        generate(engine_for(smollm), smollm, "Hello", raw=True, **options)
+    numbers = {name: np.int64(2) for name in options}
+    assert list(generate(engine_for(smollm), smollm, "Hello", raw=True, **numbers))
 
 
 def test_an_interruption_leaves_the_engine_usable(

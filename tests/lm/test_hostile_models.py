@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lowbit.lm import LanguageModel
+from lowbit.lm.checkpoint import open_checkpoint
 from lowbit.lm.description import Description
 
 from .test_architectures import CASES, COMMON, random_model
@@ -53,7 +54,7 @@ def test_a_tensor_of_another_shape_is_named(name, mixtral, tmp_path):
 @pytest.mark.parametrize(("key", "value", "message"), [
     ("block_count", 1, "has 4 layers; 1 are described"),
     ("block_count", 65_000, "has 4 layers; 65000 are described"),
-    ("attention.key_length", 1 << 30, "attn_. has|attn_..weight has"),
+    ("attention.head_count_kv", 4, "attn_. has|attn_..weight has"),
     ("vocab_size", 1 << 30, "token_embd.weight has 300 rows"),
 ])  # fmt: skip
 def test_sizes_that_tensors_do_not_have(key, value, message, mixtral, tmp_path):
@@ -73,7 +74,7 @@ PLAIN = {
     ("layers", "block_count", (1 << 32) - 1), ("rotated", "rope.dimension_count", "x"),
     ("epsilon", "attention.layer_norm_rms_epsilon", float("nan")),
     ("base", "rope.freq_base", float("inf")), ("base", "rope.freq_base", "x"),
-    ("attention_cap", "attn_logit_softcapping", [1.0]), ("experts", "expert_count", 1.5),
+    ("experts", "expert_count", 1.5),
 ])  # fmt: skip
 def test_a_number_that_is_none_is_named(name, key, value):
     assert Description.of_gguf(PLAIN).layers == 2
@@ -81,11 +82,23 @@ def test_a_number_that_is_none_is_named(name, key, value):
         Description.of_gguf(PLAIN | {f"llama.{key}": value})
 
 
-@pytest.mark.parametrize(("key", "value"), [("attention.head_count", 0), ("logit_scale", 0.0)])
-def test_a_0_that_is_divided_by(key, value, mixtral, tmp_path):
-    path = written(tmp_path / "model.gguf", mixtral, **{key: value})
-    with pytest.raises(ValueError, match="division"):
+def of(name):
+    """The plain description under another name."""
+    renamed = {key.replace("llama.", f"{name}."): value for key, value in PLAIN.items()}
+    return renamed | {"general.architecture": name}
+
+
+def test_a_cap_that_is_none_is_named():
+    with pytest.raises(ValueError, match="attention_cap must be"):
+        Description.of_gguf(of("gemma2") | {"gemma2.attn_logit_softcapping": [1.0]})
+
+
+def test_a_0_that_is_divided_by(mixtral, tmp_path):
+    path = written(tmp_path / "model.gguf", mixtral, **{"attention.head_count": 0})
+    with pytest.raises(ValueError, match=r"model\.gguf.*division"):
         LanguageModel.load(path)
+    with pytest.raises(ZeroDivisionError):
+        Description.of_gguf(of("granite") | {"granite.logit_scale": 0.0})
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -158,5 +171,36 @@ def test_a_factor_of_positions_that_is_none_is_named(factor):
 @pytest.mark.parametrize("changes", [{"rope_scaling": 3}, {"hidden_size": "64"}])
 def test_a_config_of_other_types_is_refused(changes, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "llama", **changes}))
-    with pytest.raises(ValueError, match=r"sizes or factors are none|must be"):
+    with pytest.raises(ValueError, match=r"sizes, factors or names in it are none|must be"):
         LanguageModel.load(tmp_path)
+
+
+def test_mutated_files_are_named(tmp_path):
+    """Whatever a byte does: a file is read, or an error of a few kinds says which it was."""
+    from .test_unread import written as plain
+
+    data = plain(tmp_path / "whole.gguf").read_bytes()
+    header = data.rindex(b"blk.1.ffn_norm") + 64
+    rng = np.random.default_rng(0)
+    path = tmp_path / "mutated.gguf"
+    errors = list[str]()
+    for _ in range(300):
+        changed = bytearray(data)
+        for at in rng.integers(0, header, rng.integers(1, 4)):
+            changed[at] = rng.choice([0, 1, 8, 9, 27, 127, 255, rng.integers(0, 256)])
+        path.write_bytes(changed)
+        try:
+            open_checkpoint(path)
+        except (ValueError, NotImplementedError, MemoryError) as error:
+            errors.append(str(error).replace("\n", ""))
+    assert len(errors) > 100
+    assert all("mutated.gguf" in error and error.isprintable() for error in errors)
+
+
+def test_names_from_files_are_escaped(tmp_path):
+    from .test_unread import written as plain
+
+    path = plain(tmp_path / "model.gguf", more=[("blk.0.\x1b[2Jü\u202e\x9b1m", (64,))])
+    with pytest.raises(NotImplementedError) as raised:
+        open_checkpoint(path)
+    assert r"blk.0.\x1b[2Jü\u202e\x9b1m" in str(raised.value)

@@ -116,3 +116,10 @@ def test_logits_that_are_no_numbers_are_told(logits: list[float]) -> None:
 def test_fields_are_checked(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value}; it must be "):
         Sampling(**{field: value})
+
+
+@pytest.mark.parametrize("name", ["top_k", "seed", "last"])
+def test_what_is_no_whole_number_is_named(name):
+    with pytest.raises(TypeError, match=f"{name} is 2.5; it must be a whole number"):
+        Sampling(**{name: 2.5})
+    assert getattr(Sampling(**{name: np.int32(2)}), name) == 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import lowbit.torch.checkpoint
@@ -201,3 +201,52 @@ def test_the_command(tmp_path: Path) -> None:
         assert torch.equal(small.eval()(tokens), other.eval()(tokens))
     refused = CliRunner().invoke(app, [*command[:4], "--group-size", "16"])
     assert refused.exit_code == 2
+
+
+EXPERTS = {
+    "Mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "Qwen3Moe": {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "Qwen2Moe": {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                 "shared_expert_intermediate_size": 16},
+    "GptOss": {"num_local_experts": 3, "num_experts_per_tok": 2},
+}  # fmt: skip
+
+
+def mixture(kind: str) -> Any:
+    """A model that chooses among experts, of transformers."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes, **EXPERTS[kind])
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_a_mixture_is_read_again(kind: str, named: bool, tmp_path: Path) -> None:
+    """Experts by number become the model's parameters; what chooses them stays floats."""
+    model = mixture(kind)
+    model.save_pretrained(tmp_path / "float")
+    told = quantize_checkpoint(
+        tmp_path / "float", tmp_path / "small", Int8DynamicConfig(), model if named else None
+    )
+    assert not [one.name for one in told.layers if one.quantized and "router" in one.name]
+    found = load(mixture(kind), tmp_path / "small").state_dict()
+    for name, want in model.state_dict().items():
+        error = (found[name].float() - want).norm() / want.norm().clamp_min(1e-30)
+        exact = "router" in name or "mlp.gate.weight" in name or (named and "experts." in name)
+        assert error == 0 if exact else error < 0.02, name
+
+
+def test_a_mixture_that_lacks_a_matrix(tmp_path: Path) -> None:
+    model = mixture("Qwen3Moe")
+    model.save_pretrained(tmp_path / "float")
+    file = tmp_path / "float/model.safetensors"
+    held = {name: one for name, one in load_file(file).items() if "experts.1.up_proj" not in name}
+    save_file(held, file)
+    with pytest.raises(ValueError, match="expert 1 is missing or lacks a matrix"):
+        quantize_checkpoint(tmp_path / "float", tmp_path / "small", Int8DynamicConfig(), model)
+    quantize_checkpoint(tmp_path / "float", tmp_path / "small", Int8DynamicConfig())
+    with pytest.raises(ValueError, match="expert 1 is missing or lacks a matrix"):
+        load(model, tmp_path / "small")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -12,6 +13,7 @@ from typer.core import TyperGroup
 
 from lowbit.registry import Registry
 from lowbit.registry.extras import explained, require
+from lowbit.registry.printable import printable
 
 if TYPE_CHECKING:  # what prints a text does without rich
     from rich.console import Console, RenderableType
@@ -126,15 +128,20 @@ def one_line_errors(code: int | None = None) -> Iterator[None]:
             usual, message = 2, str(error) or type(error).__name__
         elif code is None:
             raise
-        print(f"lowbit: {message.splitlines()[0]}", file=sys.stderr)
+        print(f"lowbit: {printable(message.splitlines()[0])}", file=sys.stderr)
         raise typer.Exit(code or usual) from error
 
 
 def console(**options: Any) -> Console:
-    """Standard output; a file or a pipe has no width, and the tables need about this much."""
+    """Standard output, where names from files steer no terminal; a file or a pipe has no width, and
+    the tables need about this much."""
     from rich.console import Console
 
-    return Console(**options) if options or sys.stdout.isatty() else Console(width=170)
+    from lowbit.report.escape import Escape
+
+    made = Console(**options) if options or sys.stdout.isatty() else Console(width=170)
+    made.push_render_hook(Escape())
+    return made
 
 
 class Show:
@@ -224,7 +231,9 @@ def _lowbit(
         typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    pass
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what it can't encode does not end the command
+            stream.reconfigure(errors="replace")
 
 
 # The names that a shell offers for an argument.

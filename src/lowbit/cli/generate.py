@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from lowbit.cli.application import JsonFile, Threads, command, opened
+from lowbit.registry.printable import without_steering
 
 if TYPE_CHECKING:
     from lowbit.lm import LanguageModel, Stream
@@ -199,12 +200,17 @@ def _shown(stream: Stream, shown: bool = True) -> tuple[str, bool]:
         for piece in stream:
             pieces.append(piece)
             if shown:
-                print(piece, end="", flush=True)
+                print(_for_terminal(piece), end="", flush=True)
         finished = True
     stream.close()
     if shown:
         print(flush=True)
     return "".join(pieces), finished
+
+
+def _for_terminal(piece: str) -> str:
+    """A piece of a text, which steers no terminal."""
+    return without_steering(piece) if sys.stdout.isatty() else piece
 
 
 def _all_shown(streams: Sequence[Stream], shown: bool) -> tuple[list[str], bool]:

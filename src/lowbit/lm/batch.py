@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowbit.lm.generation import Prompt, Stream, common, prompt_ids
+from lowbit.lm.generation import Prompt, Stream, Text, common, prompt_ids
 from lowbit.lm.sampling import Sampling
 from lowbit.registry.locks import Lock
 
@@ -32,9 +33,10 @@ class Batch:
     def __init__(self, model: LanguageModel) -> None:
         self._model, self._lock = model, Lock()
         self._waiting, self._running = deque[_Member](), list[_Member]()
+        self._left = deque[_Member]()  # that nobody can read, and that have not ended yet
 
     def add(
-        self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
+        self, prompt: Prompt, *, max_tokens: int | None = 512, sampling: Sampling | None = None,
         stop: str | Iterable[str] = (), raw: bool = False,
     ) -> Stream:  # fmt: skip
         """The text that follows a prompt, with the arguments and errors of `generate`.
@@ -43,17 +45,18 @@ class Batch:
         in. An error of its own, as of logits that are NaN, is raised where it is read; the others
         go on."""
         ids = prompt_ids(self._model.tokenizer, prompt, raw=raw)
-        member = _Member(self, self._model, ids, max_tokens, sampling or Sampling(), stop)
+        member = _Member(self._model, ids, max_tokens, sampling or Sampling(), stop)
         if not member.reason:
             self._waiting.append(member)
-        return member
+        return _BatchStream(self, member)
 
     def close(self) -> None:
         """End all texts here."""
         with self._lock:
             members = [*self._waiting, *self._running]
         for member in members:
-            member.close()
+            self.leave(member)
+            member.pieces.clear()
 
     def __enter__(self) -> Batch:
         return self
@@ -64,7 +67,7 @@ class Batch:
     def read(self, member: _Member) -> str | None:
         """The next piece of a text, for which all move on; None: it has ended."""
         while not member.pieces:
-            with self._lock:
+            with self._held():
                 if member.pieces:  # another thread moved on
                     break
                 if member.error is not None:
@@ -77,9 +80,35 @@ class Batch:
 
     def leave(self, member: _Member) -> None:
         """End a text here, behind the step that others may be in."""
-        with self._lock:
+        with self._held():
             if not member.ended:
                 self._end(member)
+
+    def abandon(self, member: _Member) -> None:
+        """`leave` a text that nobody can read any more, without waiting: the collector may call it
+        while the lock is held, whose holder ends the text then."""
+        if not member.ended:
+            self._left.append(member)
+            self._end_left()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """With the lock; texts that were abandoned meanwhile end behind it."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._end_left()
+
+    def _end_left(self) -> None:
+        while self._left and self._lock.take_if_free():
+            try:
+                while self._left:
+                    member = self._left.popleft()
+                    if not member.ended:
+                        self._end(member)
+            finally:
+                self._lock.release()
 
     def _advance(self) -> None:
         """A chunk of a prompt, and a step of all others."""
@@ -141,8 +170,37 @@ class Batch:
                 members.remove(member)
 
 
-class _Member(Stream):
-    """A stream of a batch.
+class _BatchStream(Stream):
+    """A stream of a batch."""
+
+    _text: _Member
+
+    def __init__(self, batch: Batch, member: _Member) -> None:
+        super().__init__(member, _pieces(batch, member))
+        self._batch = batch
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        self._batch.leave(self._text)
+        self._text.pieces.clear()
+
+    def __del__(self) -> None:
+        self._batch.abandon(self._text)
+
+
+def _pieces(batch: Batch, member: _Member) -> Generator[str]:
+    try:
+        while (piece := batch.read(member)) is not None:
+            yield piece
+    except (Exception, KeyboardInterrupt):
+        batch.leave(member)
+        raise
+
+
+class _Member(Text):
+    """A text of a batch.
 
     pieces: what was made and not read. ended: nothing more is made. error: why, to be raised.
     sequence: from `begin` on.
@@ -151,30 +209,15 @@ class _Member(Stream):
     sequence: TokenSequence
 
     def __init__(
-        self, batch: Batch, model: LanguageModel, ids: Sequence[int], max_tokens: int,
-        sampling: Sampling, stop: str | Iterable[str],
+        self, model: LanguageModel, ids: Sequence[int], max_tokens: int | None, sampling: Sampling,
+        stop: str | Iterable[str],
     ) -> None:  # fmt: skip
         super().__init__(model, model.tokenizer, ids, max_tokens, sampling, stop)
-        self._batch, self._model, self.pieces = batch, model, deque[str]()
+        self._model, self.pieces = model, deque[str]()
         self.error: Exception | None = None
         self.ended = max_tokens == 0
         if self.ended:
             self.reason = "length"
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    def close(self) -> None:
-        self._batch.leave(self)
-        self.pieces.clear()
-
-    def _run(self) -> Generator[str]:
-        try:
-            while (piece := self._batch.read(self)) is not None:
-                yield piece
-        except (Exception, KeyboardInterrupt):
-            self._batch.leave(self)
-            raise
 
     @property
     def last(self) -> int:

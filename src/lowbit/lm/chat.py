@@ -21,17 +21,42 @@ if TYPE_CHECKING:
 def render(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
     """The text of a conversation.
 
-    messages: each with a role and most often with a content. variables: what else the template
-    may ask for. ValueError: a message without a role, or the template has an error or raises one,
-    with its message.
+    messages: each with a role and most often with a content: a text, None, which is an empty one,
+    or parts of text, as OpenAI's clients send them, which become lines. variables: what else the
+    template may ask for. ValueError: a message without a role, or with a content that is no text,
+    or the template has an error or raises one, with its message.
     """
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f"messages[{index}] is {message!r}; it needs a role and a content")
+    plain = [_plain(f"messages[{index}]", message) for index, message in enumerate(messages)]
     try:
-        return _compiled(template).render(messages=list(messages), **variables)
+        return _compiled(template).render(messages=plain, **variables)
     except Exception as error:  # a template may raise anything
         raise ValueError(f"the chat template: {error or type(error).__name__}") from error
+
+
+def _plain(name: str, message: Any) -> dict[str, Any]:
+    """A message whose content, if it has one, is a text."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError(f"{name} is {message!r:.200}; it needs a role and a content")
+    if "content" not in message:
+        return dict(message)
+    content = message["content"]
+    if content is None:
+        content = ""
+    elif isinstance(content, list | tuple):
+        content = "\n".join(_text(f"{name}.content[{i}]", part) for i, part in enumerate(content))
+    elif not isinstance(content, str):
+        raise ValueError(f"{name}.content is {content!r:.200}; it must be a text, or parts of text")
+    return {**message, "content": content}
+
+
+def _text(name: str, part: Any) -> str:
+    """The text of a part of a message."""
+    if isinstance(part, str):
+        return part
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str) or part.get("type", "text") not in ("text", "input_text"):
+        raise ValueError(f"{name} is {part!r:.200}; only parts of text are read")
+    return text
 
 
 @lru_cache(maxsize=8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ import numpy.typing as npt
 
 from lowbit.lm.blocks import BLOCKS
 from lowbit.lm.description import Description
+from lowbit.lm.folders import Sources, known_name, refuse_adapters, tensors_of
 from lowbit.lm.gguf import Gguf, read
+from lowbit.lm.layout import ModelLayout, Rules, refuse_unread
+from lowbit.lm.naming import naming
 from lowbit.lm.quantized import Layer, check, layers_of
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.numerics.qtensor import QTensor
-from lowbit.weights.tensor_file import StoredTensor, read_tensors
+from lowbit.weights.tensor_file import StoredTensor
 
 Floats = npt.NDArray[np.float32]
 Matrix = QuantizedWeight | Floats
@@ -34,28 +37,7 @@ _MATRIX = (
     r"|ffn_((gate_)?up|gate|down)(_exps|_shexp)?))"
 )
 
-# What transformers calls them, by what they are called here. The first that fits is right.
-_NAMES = (
-    (r"model\.embed_tokens", "token_embd"), (r"model\.norm", "output_norm"), (r"lm_head", "output"),
-    (r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj", r"blk.\1.attn_\2"),
-    (r"model\.layers\.(\d+)\.self_attn\.([qk])_norm", r"blk.\1.attn_\2_norm"),
-    (r"model\.layers\.(\d+)\.self_attn\.qkv_proj", r"blk.\1.attn_qkv"),
-    (r"model\.layers\.(\d+)\.self_attn\.o_proj", r"blk.\1.attn_output"),
-    (r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj", r"blk.\1.ffn_\2"),
-    (r"model\.layers\.(\d+)\.mlp\.gate_up_proj", r"blk.\1.ffn_up"),
-    (r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.gate", r"blk.\1.ffn_gate_inp"),
-    (r"model\.layers\.(\d+)\.mlp\.shared_expert_gate", r"blk.\1.ffn_gate_inp_shexp"),
-    (r"model\.layers\.(\d+)\.mlp\.shared_expert\.(gate|up|down)_proj", r"blk.\1.ffn_\2_shexp"),
-    (r"model\.layers\.(\d+)\.input_layernorm", r"blk.\1.attn_norm"),
-    (r"model\.layers\.(\d+)\.pre_feedforward_layernorm", r"blk.\1.ffn_norm"),
-    (r"model\.layers\.(\d+)\.post_feedforward_layernorm", r"blk.\1.post_ffw_norm"),
-)  # fmt: skip
-_EXPERT = r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)"
-_OF_EXPERTS = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up",
-               "down_proj": "down"}  # fmt: skip
 _EXPERT_OF_GGUF = r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight"  # of files of 2023
-_AFTER_ATTENTION = r"model\.layers\.(\d+)\.post_attention_layernorm"
-_NORMS_BEHIND = ("olmo2", "gemma2", "gemma3")  # whose norm of that name follows the block
 
 
 class GgufCheckpoint:
@@ -66,7 +48,7 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self._file: Gguf = read(path)
         self.metadata = self._file.metadata
-        self.description = _described(path, Description.of_gguf, self.metadata)
+        self.description = Description.of_gguf(self.metadata)
         self._experts = dict[str, dict[int, str]]()
         for name in self._file.tensors:
             if match := re.fullmatch(_EXPERT_OF_GGUF, name):
@@ -74,6 +56,9 @@ class GgufCheckpoint:
         single = {name for experts in self._experts.values() for name in experts.values()}
         self.names = frozenset(self._file.tensors).union(self._experts) - single
         self.notes = dict[str, int]()
+        self.layout = ModelLayout.of(self.description, self.names, None)
+        twice = {name for name in self._experts if name in self._file.tensors}
+        refuse_unread(self.layout.unread(self.names) | twice)
 
     def vector(self, name: str) -> Floats:
         """A tensor of floats."""
@@ -135,12 +120,15 @@ class GgufCheckpoint:
         return _of(self._file.tensors, name)
 
 
-def _described(path: Path, make: Callable[[Any], Description], given: Any) -> Description:
-    """A description. ValueError: what should be a number or a section is something else, or 0."""
+def _config(path: Path) -> dict[str, Any]:
+    """What a config.json holds. ValueError: that is no object."""
     try:
-        return make(given)
-    except (TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{path}: sizes or factors are none: {error}") from error
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("text_config", {}), dict):
+        raise ValueError(f"{path} must hold an object")
+    return config
 
 
 def _by_halves(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
@@ -152,26 +140,26 @@ def _by_halves(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
 class FolderCheckpoint:
     """A folder of transformers', of floats or quantized in one of the ways of lm/quantized.py.
 
-    files: all tensors, by their names in its files. notes: elements that were rounded once more
-    when they were read, by reason."""
+    paths: its files of weights. files: all tensors, by their names in these. notes: elements that
+    were rounded once more when they were read, by reason."""
 
     def __init__(self, path: Path) -> None:
-        config = json.loads((path / "config.json").read_text())
+        config = _config(path / "config.json")
+        text = config.get("text_config", config)  # of models that see, too
         self.metadata, self.notes = config, dict[str, int]()
-        quantization = config.get("quantization_config") or {}
+        own = config.get(DESCRIPTION)
+        if own is None:
+            self.description = Description.of_config(config)
+            rules = Rules.of(self.description.architecture, text, config)
+        else:
+            self.description, rules = Description.of_own(own), None
+        quantization = config.get("quantization_config") or text.get("quantization_config") or {}
         check(quantization)
-        self._renamed = (own := config.get(DESCRIPTION)) is None
-        made = (Description.of_config, config) if own is None else (Description.of_own, own)
-        self.description = _described(path, *made)
-        self.files = {name: tensor for file in sorted(path.glob("*.safetensors"))
-                      for name, tensor in read_tensors(file).items()}  # fmt: skip
-        if not self.files:
-            raise ValueError(f"{path} holds no safetensors")
-        self._tensors = dict[str, StoredTensor]()
-        for name, tensor in self.files.items():
-            stem, _, part = name.rpartition(".")
-            if (known := self.name(stem)) is not None:
-                self._tensors[f"{known}.{part}"] = tensor
+        refuse_adapters(path)
+        self.paths, self.files = tensors_of(path)
+        self._renamed = own is None
+        sources = Sources(self.files, self.name)
+        self._tensors = sources.tensors
         self._layers = layers_of(quantization, self._tensors, self.notes)
         if (table := self._layers.get("token_embd")) is not None and not table.in_rows:
             raise NotImplementedError(f"{path}: embeddings that are quantized are not read")
@@ -179,6 +167,19 @@ class FolderCheckpoint:
         self._experts = self._by_number()
         every = layers.union(self._tensors, self._experts)
         self.names = frozenset(name for name in every if not re.search(r"_exps\.\d", name))
+        self.layout = ModelLayout.of(self.description, self.names, rules)
+        refuse_unread(sources.unread(self.layout, self._layers, text is not config))
+        sources.refuse_float8(self._layers)
+        if rules is not None:
+            self._refuse_biases(rules)
+
+    def _refuse_biases(self, rules: Rules) -> None:
+        """ValueError: there is a bias that is not 0, where config.json says that there is none."""
+        for layer in self.layout.layers:
+            for stem in layer.products:
+                part, name = stem.removeprefix(f"{layer.name}."), f"{stem}.bias"
+                if name in self.names and not rules.biased.get(part) and self._array(name).any():
+                    raise ValueError(f"{name} is there, and config.json says that there is none")
 
     def _by_number(self) -> dict[str, list[_Expert]]:
         """The weights of all experts of a kind, in their order, by the name of all."""
@@ -187,23 +188,18 @@ class FolderCheckpoint:
             if match := re.fullmatch(r"(blk\.\d+\.ffn_\w+_exps)\.(\d+)", stem):
                 one = self._layers.get(stem) or _of(self._tensors, f"{stem}.weight")
                 found.setdefault(f"{match[1]}.weight", {})[int(match[2])] = one
+        count = self.description.experts
+        if not count:  # then nothing reads them
+            return {}
+        for name, parts in found.items():
+            if wrong := sorted(set(range(count)) ^ parts.keys()):
+                raise ValueError(f"{name} is of {count} experts; missing or more: {wrong}")
         return {name: [parts[i] for i in sorted(parts)] for name, parts in found.items()}
 
     def name(self, stem: str) -> str | None:
         """What a file's module is called here, an expert with its number behind; None: nothing of
         the language model."""
-        if not self._renamed:
-            return stem
-        stem = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", stem)
-        if match := re.fullmatch(_EXPERT, stem):
-            return f"blk.{match[1]}.ffn_{_OF_EXPERTS.get(match[3], match[3])}_exps.{match[2]}"
-        if match := re.fullmatch(_AFTER_ATTENTION, stem):
-            behind = self.description.architecture in _NORMS_BEHIND
-            return f"blk.{match[1]}.{'post_attention_norm' if behind else 'ffn_norm'}"
-        for pattern, ours in _NAMES:
-            if match := re.fullmatch(pattern, stem):
-                return match.expand(ours)
-        return None
+        return known_name(stem, self.description.architecture) if self._renamed else stem
 
     def vector(self, name: str) -> Floats:
         """A tensor of floats."""
@@ -267,11 +263,12 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     FileNotFoundError, ValueError: it is neither, or damaged. NotImplementedError: not served."""
     path = Path(path)
-    if path.is_dir():
+    with naming(path):
+        if not path.is_dir():
+            return GgufCheckpoint(path)
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} holds no config.json")
         return FolderCheckpoint(path)
-    return GgufCheckpoint(path)
 
 
 def _of(tensors: Mapping[str, Any], name: str) -> Any:

@@ -127,7 +127,7 @@ class Writer:
             for pattern in _OF_TOKENIZERS:
                 for file in source.glob(pattern):
                     shutil.copyfile(file, self._target / file.name)
-            before = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+            before = sum(file.stat().st_size for file in checkpoint.paths)
         else:
             description = replace(checkpoint.description, interleaved=False)
             config = {DESCRIPTION: asdict(description)}

@@ -9,11 +9,13 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from lowbit.lm.arguments import whole
 from lowbit.lm.sampling import Sampler, Sampling
 from lowbit.lm.speculation import PromptLookup
 from lowbit.lm.stops import Stops
 from lowbit.lm.tokenizer import Tokenizer
 
+Reason = Literal["", "end", "stop", "length", "context"]
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or a conversation: messages with a role and a content."""
 
@@ -48,21 +50,11 @@ class Engine(Protocol):
     def sequence(self, ids: Sequence[int] = ()) -> EngineSequence: ...
 
 
-class Stream(Iterator[str]):
-    """The text that a model makes, in pieces, as they become certain.
-
-    prompt_tokens, text_tokens: how many tokens went in and came out. known_tokens: those of the
-    prompt that the engine knew from before. proposed_tokens, accepted_tokens: how many were
-    guessed, and rightly. prompt_seconds, text_seconds: how long the model took;
-    what the caller does between two pieces does not count. reason: why it ended: "end" (the model
-    has no more to say), "stop" (a stop string), "length" (max_tokens), "context" (no more tokens
-    fit); "" before that, or if it was closed.
-    """
-
-    reason: Literal["", "end", "stop", "length", "context"]
+class Text:
+    """A text that is being made. Fields: those of its `Stream`."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int,
+        self, engine: Engine, tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int | None,
         sampling: Sampling, stop: str | Iterable[str], speculate: int = 0,
     ) -> None:  # fmt: skip
         """As `generate` makes it. ids: the prompt's tokens."""
@@ -71,28 +63,20 @@ class Stream(Iterator[str]):
         if len(ids) > engine.context:
             told = f"the prompt has {len(ids):,} tokens; the context holds {engine.context:,}"
             raise ValueError(told)
-        if max_tokens < 0:
-            raise ValueError(f"max_tokens is {max_tokens}; it must be at least 0")
+        most = engine.context + 1  # more than ever fit
+        self._max_tokens = most if max_tokens is None else whole("max_tokens", max_tokens)
         self.prompt_tokens, self.known_tokens, self.text_tokens, self._steps = len(ids), 0, 0, -1
         self.prompt_seconds, self.text_seconds, self._seconds = 0.0, 0.0, 0.0
-        self.reason = ""
-        self._engine, self._ids, self._max_tokens = engine, list(ids), max_tokens
+        self.reason: Reason = ""
+        self._engine, self._ids = engine, list(ids)
         self._sampler, self._ends = Sampler(sampling), tokenizer.ends
         self._text, self._stops = tokenizer.stream(), Stops(stop)
         self._lookup = PromptLookup(speculate)
-        self._pieces = self._run()
 
-    def __next__(self) -> str:
-        begin = perf_counter()
-        try:
-            return next(self._pieces)
-        finally:
-            self._seconds += perf_counter() - begin
-            self.text_seconds = self._seconds - self.prompt_seconds
-
-    def close(self) -> None:
-        """End it here; its memory is given back, as it is when it has come to its end."""
-        self._pieces.close()
+    def spent(self, seconds: float) -> None:
+        """Count the time that the model took for a piece."""
+        self._seconds += seconds
+        self.text_seconds = self._seconds - self.prompt_seconds
 
     @property
     def proposed_tokens(self) -> int:
@@ -103,8 +87,7 @@ class Stream(Iterator[str]):
         return self._lookup.accepted
 
     def figures(self) -> dict[str, Any]:
-        """All fields, and tokens per second. The first token of the text comes with the prompt:
-        the text's speed is that of the steps behind it."""
+        """As of a `Stream`."""
         names = (
             "prompt_tokens", "known_tokens", "prompt_seconds", "text_tokens", "proposed_tokens",
             "accepted_tokens", "text_seconds", "reason",
@@ -117,7 +100,8 @@ class Stream(Iterator[str]):
         }
         return {name: getattr(self, name) for name in names} | speeds
 
-    def _run(self) -> Generator[str]:
+    def run(self) -> Generator[str]:
+        """All pieces, one after another."""
         if self._max_tokens == 0:
             self.reason = "length"
             return
@@ -186,24 +170,76 @@ class Stream(Iterator[str]):
         return "" if self.reason == "stop" else held
 
 
+class Stream(Iterator[str]):
+    """The text that a model makes, in pieces, as they become certain.
+
+    prompt_tokens, text_tokens: how many tokens went in and came out. known_tokens: those of the
+    prompt that the engine knew from before. proposed_tokens, accepted_tokens: how many were
+    guessed, and rightly. prompt_seconds, text_seconds: how long the model took;
+    what the caller does between two pieces does not count. reason: why it ended: "end" (the model
+    has no more to say), "stop" (a stop string), "length" (max_tokens), "context" (no more tokens
+    fit); "" before that, or if it was closed.
+
+    What it takes of the engine is given back when it ends, is closed, or is left: when nothing
+    refers to it any more.
+    """
+
+    prompt_tokens: int
+    text_tokens: int
+    known_tokens: int
+    proposed_tokens: int
+    accepted_tokens: int
+    prompt_seconds: float
+    text_seconds: float
+    reason: Reason
+
+    def __init__(self, text: Text, pieces: Generator[str]) -> None:
+        """Of `generate`. pieces: of the text; they do not refer to the stream."""
+        self._text, self._pieces = text, pieces
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in Stream.__annotations__:
+            raise AttributeError(f"a {type(self).__name__} has no {name!r}")
+        return getattr(self._text, name)
+
+    def __next__(self) -> str:
+        begin = perf_counter()
+        try:
+            return next(self._pieces)
+        finally:
+            self._text.spent(perf_counter() - begin)
+
+    def close(self) -> None:
+        """End it here; its memory is given back, as it is when it has come to its end."""
+        self._pieces.close()
+
+    def figures(self) -> dict[str, Any]:
+        """All fields, and tokens per second. The first token of the text comes with the prompt:
+        the text's speed is that of the steps behind it."""
+        return self._text.figures()
+
+
 def generate(
-    engine: Engine, tokenizer: Tokenizer, prompt: Prompt, *, max_tokens: int = 512,
+    engine: Engine, tokenizer: Tokenizer, prompt: Prompt, *, max_tokens: int | None = 512,
     sampling: Sampling | None = None, stop: str | Iterable[str] = (), raw: bool = False,
     speculate: int = 0,
 ) -> Stream:  # fmt: skip
     """The text that follows a prompt.
 
     prompt: a conversation, or a text: what a user says, or where the model has no chat template, or
-    with `raw`, a text to go on with. max_tokens: of the text. sampling: greedy by default. stop:
-    strings that end the text, and are not given. speculate: how many tokens are guessed at once, 0
-    to 7, where the last ones came before; they are computed together, and stay if they would have
-    been chosen.
+    with `raw`, a text to go on with; a message's content is a text, None, or parts of text as
+    OpenAI's clients send them. max_tokens: of the text; None: as many as fit. sampling: greedy by
+    default. stop: strings that end the text, and are not given. speculate: how many tokens are
+    guessed at once, 0 to 7, where the last ones came before; they are computed together, and stay
+    if they would have been chosen.
 
     ValueError: the prompt is longer than the context, or empty; max_tokens is negative; a stop
-    string is empty; speculate is out of its range; the chat template refuses the conversation.
+    string is empty; speculate is out of its range; the chat template refuses the conversation; a
+    part of a message is no text. TypeError: max_tokens or speculate is no whole number.
     """
     ids = prompt_ids(tokenizer, prompt, raw=raw)
-    return Stream(engine, tokenizer, ids, max_tokens, sampling or Sampling(), stop, speculate)
+    text = Text(engine, tokenizer, ids, max_tokens, sampling or Sampling(), stop, speculate)
+    return Stream(text, text.run())
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> list[int]:

@@ -15,13 +15,13 @@ import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.lm.blocks import BLOCKS
+from lowbit.lm.naming import naming
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _NUMBERS = {**dict(enumerate("BbHhIif?")), **dict(enumerate("Qqd", 10))}  # as struct has them
@@ -63,24 +63,24 @@ def read(path: str | os.PathLike[str]) -> Gguf:
     memory is taken. NotImplementedError names types of tensors that are not read, and those that
     are.
     """
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < 24:
-            raise ValueError(f"{path}: {size} bytes are no GGUF file")
+            raise ValueError(f"{size} bytes are no GGUF file")
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return _Reader(Path(path), memory).read()
+        return _Reader(memory).read()
 
 
 class _Reader:
     """A place in a file."""
 
-    def __init__(self, path: Path, memory: mmap.mmap) -> None:
-        self._path, self._memory, self._size = path, memory, len(memory)
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory, self._size = memory, len(memory)
         self._at = 0
         self._field = "the header"
 
     def _wrong(self, what: str) -> NoReturn:
-        raise ValueError(f"{self._path}: {self._field}: {what}")
+        raise ValueError(f"{self._field}: {what}")
 
     def read(self) -> Gguf:
         if self._memory[:4] != _MAGIC:
@@ -134,7 +134,7 @@ class _Reader:
         kind = next((name for name, one in BLOCKS.items() if one.code == code), None)
         if kind is None:
             raise NotImplementedError(
-                f"{self._path}: {self._field} is of GGUF's type {code}, which is not read; those "
+                f"{self._field} is of GGUF's type {code}, which is not read; those "
                 f"that are: {', '.join(BLOCKS)}"
             )
         return name, kind, shape, self._number("Q")

@@ -11,10 +11,12 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.lm.arguments import whole
 from lowbit.lm.backend import ROWS, Backend, CpuBackend, filled
 from lowbit.lm.batch import Batch
 from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
 from lowbit.lm.generation import Prompt, Stream, common, generate
+from lowbit.lm.naming import naming
 from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
 from lowbit.lm.tokenizer import Tokenizer
@@ -81,24 +83,22 @@ class LanguageModel:
             )
         if cache not in _CACHES:
             raise ValueError(f"cache must be one of {', '.join(_CACHES)}, got {cache!r}")
-        if sequences < 1:
-            raise ValueError(f"sequences must be positive, got {sequences}")
+        sequences = whole("sequences", sequences, least=1)
         if device != "cpu":
             _check_gpu(device, activations, cache, threads, isa)
         checkpoint = open_checkpoint(path)
         most = checkpoint.description.context
-        length = min(_CONTEXT, most) if context is None else context
-        if not 0 < length <= most:
-            raise ValueError(f"context must be from 1 to the model's {most}, got {context}")
+        length = min(_CONTEXT, most) if context is None else whole("context", context, 1, most)
         if isinstance(weights, str):
             weights = WeightFormat(weights, 32 if weights != "int8" else None)
         if device != "cpu":
-            backend = _of_torch(checkpoint, weights, cache, sequences, length, device)
+            backend = _of_torch(path, checkpoint, weights, cache, sequences, length, device)
             return cls(path, checkpoint, backend, length)
         held = Weights(checkpoint, activations or "grouped", weights)
-        # Rows that fill a chunk up are written behind the last token.
-        networks = Networks(checkpoint.description, held, cache, sequences, length,
-                            length + ROWS[-1])  # fmt: skip
+        with naming(path):
+            # Rows that fill a chunk up are written behind the last token.
+            networks = Networks(checkpoint.description, held, cache, sequences, length,
+                                length + ROWS[-1])  # fmt: skip
         return cls(path, checkpoint, CpuBackend(checkpoint, networks, threads, isa), length)
 
     @cached_property
@@ -107,7 +107,7 @@ class LanguageModel:
         return Tokenizer.of(self.path, self._checkpoint.metadata)
 
     def generate(
-        self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
+        self, prompt: Prompt, *, max_tokens: int | None = 512, sampling: Sampling | None = None,
         stop: str | Iterable[str] = (), raw: bool = False, speculate: int = 0,
     ) -> Stream:  # fmt: skip
         """The text that follows a prompt, in pieces: see `lowbit.lm.generation.generate`."""
@@ -121,7 +121,7 @@ class LanguageModel:
         return Batch(self)
 
     def generate_many(
-        self, prompts: Iterable[Prompt], *, max_tokens: int = 512,
+        self, prompts: Iterable[Prompt], *, max_tokens: int | None = 512,
         sampling: Sampling | Sequence[Sampling] | None = None, stop: str | Iterable[str] = (),
         raw: bool = False,
     ) -> list[Stream]:  # fmt: skip
@@ -172,7 +172,9 @@ class LanguageModel:
         """exp of the mean negative log-likelihood of each token of a text after the first, in
         windows of the context, or of so many tokens, each on its own."""
         ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
-        size = min(window or self.context, self.context)
+        size = self.context
+        if window is not None:
+            size = min(whole("window", window, least=2), size)
         total, count = 0.0, 0
         for first in range(0, len(ids), size):
             part = ids[first : first + size]
@@ -224,13 +226,20 @@ def _check_gpu(
 
 
 def _of_torch(
-    checkpoint: Checkpoint, weights: WeightFormat | None, cache: str, sequences: int, context: int,
+    path: str | os.PathLike[str],
+    checkpoint: Checkpoint,
+    weights: WeightFormat | None,
+    cache: str,
+    sequences: int,
+    context: int,
     device: str,
-) -> Backend:  # fmt: skip
+) -> Backend:
     require("lowbit.lm on a GPU", "torch", "torch")
     from lowbit.lm.torch_backend import TorchBackend, gpu
 
-    return TorchBackend(checkpoint, weights, cache, sequences, context, gpu(device))
+    place = gpu(device)
+    with naming(path):
+        return TorchBackend(checkpoint, weights, cache, sequences, context, place)
 
 
 def losses(logits: Logits, ids: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,18 +18,10 @@ from lowbit.kernels.cpu.attention.cached import rotation_table
 from lowbit.kernels.cpu.attention.chunks import SCALE_BYTES
 from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
 from lowbit.lm.description import Description
+from lowbit.lm.layout import GatedLayout
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import WeightFormat
 from lowbit.weights.panels import PackedMatrix, pack
-
-_BEFORE, _BEHIND = ("attn_norm", "ffn_norm"), ("post_attention_norm", "post_ffw_norm")
-_OF_HEADS = ("attn_q_norm", "attn_k_norm")
-_NORMS = {
-    "olmo2": _BEHIND + _OF_HEADS, "gemma2": _BEFORE + _BEHIND,
-    "gemma3": _BEFORE + _BEHIND + _OF_HEADS,
-    "qwen3": _BEFORE + _OF_HEADS, "qwen3moe": _BEFORE + _OF_HEADS,
-}  # fmt: skip
-"""By architecture, those of each layer; of others `_BEFORE`."""
 
 
 @dataclass
@@ -41,7 +32,7 @@ class Weights:
       of a token, "dynamic", one for each token, or "float", as good as float32.
     - format: what floats are quantized to; None: not at all.
     - constants: by name, for all graphs. quantized: weights to be taken in place of the
-      checkpoint's. shapes: of matrices read, by name. ValueError: other layers than described.
+      checkpoint's. shapes: of matrices read, by name.
     """
 
     checkpoint: Checkpoint
@@ -50,12 +41,6 @@ class Weights:
     constants: dict[str, Constant] = field(default_factory=dict)
     quantized: dict[str, QuantizedWeight] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        d, names = self.checkpoint.description, self.checkpoint.names
-        numbers = {match[1] for name in names if (match := re.match(r"blk\.(\d+)\.", name))}
-        if len(numbers) != d.layers:
-            raise ValueError(f"the model has {len(numbers)} layers; {d.layers} are described")
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""
@@ -74,7 +59,8 @@ class Weights:
     ) -> list[tuple[str, str, str]]:  # fmt: skip
         """The constants, weight, bias and order of the inputs ("": none), of layers that read the
         same: of all in one where they are of one kind and order. rows: how many each has for an
-        expert. depth: of inputs; 0: any. scale: what the weights are multiplied by."""
+        expert. depth: of inputs; 0: any. scale: what
+        weights and biases are multiplied by."""
         names = [f"{stem}.weight" for stem in stems]
         parts = [
             ([stem], self.quantized.get(name) or self.checkpoint.matrix(name))
@@ -89,7 +75,11 @@ class Weights:
             whole = joined([weight for _, weight in parts], experts)
             parts = parts if whole is None else [(stems, whole)]
         return [
-            (self._packed(some, weight, scale), self._bias(some), self._order(some[0], order))
+            (
+                self._packed(some, weight, scale),
+                self._bias(some, scale),
+                self._order(some[0], order),
+            )
             for (some, weight), order in zip(parts, orders, strict=False)
         ]
 
@@ -99,13 +89,13 @@ class Weights:
         self.constants[f"{stem}.order"] = order
         return f"{stem}.order"
 
-    def _bias(self, stems: Sequence[str]) -> str:
+    def _bias(self, stems: Sequence[str], scale: float) -> str:
         if not any(self.has(f"{stem}.bias") for stem in stems):
             return ""
         name = f"{'+'.join(stems)}.bias"
         value = np.concatenate([self.checkpoint.bias(stem) for stem in stems])
         _fit(name, value.shape, sum(self.shapes[f"{stem}.weight"][0] for stem in stems))
-        self.constants[name] = value
+        self.constants[name] = value * np.float32(scale)
         return name
 
     def _packed(self, stems: Sequence[str], weight: Matrix, scale: float) -> str:
@@ -200,53 +190,45 @@ class LayerConstants:
     """The constants of a layer: packed once."""
 
     def __init__(self, d: Description, weights: Weights, number: int) -> None:
-        at = f"blk.{number}"
+        layout = weights.checkpoint.layout.layers[number]
         self.number = number
         width, size, keys = d.width, d.heads * d.head_dim, d.key_heads * d.head_dim
-        parts = {f"{at}.attn_q": size, f"{at}.attn_k": keys, f"{at}.attn_v": keys}
-        if weights.has(f"{at}.attn_qkv.weight"):
-            parts = {f"{at}.attn_qkv": sum(parts.values())}
-        self.qkv = weights.matrices([*parts], [*parts.values()], width)
-        self.out = weights.matrices([f"{at}.attn_output"], [width], size, d.residual_scale)[0]
-        self.mixed = weights.has(f"{at}.ffn_gate_inp.weight")
+        sizes = [size, keys, keys] if len(layout.qkv) == 3 else [size + 2 * keys]
+        self.qkv = weights.matrices(layout.qkv, sizes, width)
+        self.out = weights.matrices([layout.out], [width], size, d.residual_scale)[0]
+        self.mixed = bool(layout.router)
         self.router, self.shared = "", None
+        self.gated = GatedConstants(d, weights, layout.gated, d.experts if self.mixed else 1)
         if self.mixed:
-            self.router = weights.vector(f"{at}.ffn_gate_inp.weight", d.experts, width)
-            self.gated = GatedConstants(d, weights, at, "_exps", d.experts)
-            if weights.has(f"{at}.ffn_gate_inp_shexp.weight"):
-                self.shared = GatedConstants(d, weights, at, "_shexp")
-                self.shared_gate = weights.vector(f"{at}.ffn_gate_inp_shexp.weight", 1, width)
-        else:
-            self.gated = GatedConstants(d, weights, at)
-        norm = f"{at}.attn_q_norm.weight"
-        each = weights.has(norm) and weights.checkpoint.vector(norm).size == d.head_dim
-        both = (d.head_dim, d.head_dim) if each else (size, keys)
-        sizes = dict.fromkeys(_BEFORE + _BEHIND, width)
-        sizes |= dict(zip(_OF_HEADS, both, strict=True))
+            self.router = weights.vector(f"{layout.router}.weight", d.experts, width)
+        if layout.shared is not None:
+            self.shared = GatedConstants(d, weights, layout.shared)
+            self.shared_gate = weights.vector(f"{layout.shared_gate}.weight", 1, width)
         self.norms = {
-            name: weights.vector(f"{at}.{name}.weight", count)
-            for name, count in sizes.items()
-            if weights.has(f"{at}.{name}.weight")
+            norm: _norm(d, weights, f"{layout.name}.{norm}.weight") for norm in layout.norms
         }
-        needed = {f"{name}.weight" for name in _NORMS.get(d.architecture, _BEFORE)}
-        if d.architecture in ("qwen2", "qwen2moe") and len(parts) == 3:
-            needed |= {f"attn_{part}.bias" for part in "qkv"}
-        if missing := sorted(name for name in needed if not weights.has(f"{at}.{name}")):
-            raise ValueError(f"{at} of {d.architecture} has no {', '.join(missing)}")
+
+
+def _norm(d: Description, weights: Weights, name: str) -> str:
+    """The constant of a norm: of rows, or of the queries or keys of each head or of all of them."""
+    count = d.width
+    if name.endswith(("attn_q_norm.weight", "attn_k_norm.weight")):
+        heads = d.heads if "attn_q" in name else d.key_heads
+        each = weights.checkpoint.vector(name).size == d.head_dim
+        count = d.head_dim if each else heads * d.head_dim
+    return weights.vector(name, count)
 
 
 class GatedConstants:
     """The constants of a gated unit, or of one of each expert."""
 
     def __init__(
-        self, d: Description, weights: Weights, at: str, kind: str = "", experts: int = 1
+        self, d: Description, weights: Weights, layout: GatedLayout, experts: int = 1
     ) -> None:
-        fused = "gate_up" if weights.has(f"{at}.ffn_gate_up{kind}.weight") else "up"
-        parts = ["gate", "up"] if weights.has(f"{at}.ffn_gate{kind}.weight") else [fused]
-        down, up = f"{at}.ffn_down{kind}", [f"{at}.ffn_{part}{kind}" for part in parts]
-        self.down = weights.matrices([down], [d.width], 0, d.residual_scale, experts)[0]
-        rows = [weights.shapes[f"{down}.weight"][1] * 2 // len(parts)] * len(parts)
-        self.up = weights.matrices(up, rows, d.width, experts=experts)
+        self.down = weights.matrices([layout.down], [d.width], 0, d.residual_scale, experts)[0]
+        inputs = weights.shapes[f"{layout.down}.weight"][1]
+        rows = [inputs * 2 // len(layout.up)] * len(layout.up)
+        self.up = weights.matrices(layout.up, rows, d.width, experts=experts)
 
 
 class _HeadConstants:
@@ -256,7 +238,7 @@ class _HeadConstants:
         self.norm = weights.vector("output_norm.weight", d.width)
         last = weights.checkpoint.rows("token_embd.weight", [d.vocabulary - 1])
         _fit("token_embd.weight", last.shape, 1, d.width)
-        stem = "output" if weights.has("output.weight") else "token_embd"
+        stem = weights.checkpoint.layout.head
         self.linear = weights.matrices([stem], [d.vocabulary], d.width, d.logit_scale)[0]
 
 

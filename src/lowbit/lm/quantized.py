@@ -21,6 +21,7 @@ bitsandbytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.lm.blocks import as_weight
+from lowbit.lm.keys import refuse, unknown
 from lowbit.numerics import from_int32, quantize
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights import folder
@@ -45,13 +47,15 @@ _COMPRESSED = "pack-quantized", "int-quantized", "float-quantized", "naive-quant
 @dataclass(frozen=True)
 class Layer:
     """A quantized layer: its name, its tensors by their names behind that, `quantization_config`,
-    what reads them, and elements that were rounded once more, by reason, of all layers."""
+    what reads them, elements that were rounded once more, by reason, of all layers, and the names
+    of tensors that are read."""
 
     name: str
     tensors: Mapping[str, StoredTensor]
     config: Config
     read: Callable[[Layer], QuantizedWeight]
     notes: dict[str, int]
+    read_parts: tuple[str, ...] = ()
 
     def weight(self) -> QuantizedWeight:
         """The weight [N, K]; its columns stand for the inputs x[order], if there is an `order`.
@@ -283,20 +287,49 @@ def _check_lowbit(config: Config) -> None:
 
 
 class Format(NamedTuple):
-    """What refuses a configuration, which tensors only a quantized layer has, and what reads it."""
+    """What refuses a configuration, which tensors only a quantized layer has, what reads it, which
+    tensors that reads, and an expression for keys of `quantization_config` that are read or that
+    change nothing: tensors say it, or it is of how they were made."""
 
     check: Callable[[Config], None]
     marks: tuple[str, ...]
     read: Callable[[Layer], QuantizedWeight]
+    parts: tuple[str, ...]
+    keys: str
 
 
+_OF_WORDS = (
+    r"bits|group_size|checkpoint_format|format|desc_act|sym|zero_point|lm_head|pack_dtype|meta"
+    r"|quantizer|method|damp\w*|static_groups|true_sequential|dataset|tokenizer|model_name_or_path"
+    r"|model_file_base_name|model_seqlen|block_name_to_quantize|modules_in_block_to_quantize"
+    r"|module_name_preceding_first_block|modules_to_not_convert|batch_size|pad_token_id|backend"
+    r"|(use|disable)_\w+|exllama_config|max_input_length|cache_block_outputs|do_fuse"
+    r"|fuse_max_seq_len|modules_to_fuse|act_group_aware|mse|offload_\w+"
+)
 FORMATS = {
-    "gptq": Format(_check_gptq, ("qweight",), _gptq),
-    "awq": Format(_check_awq, ("qweight",), _awq),
-    "compressed-tensors": Format(_check_compressed, ("weight_packed", "weight_scale"), _compressed),
-    "bitsandbytes": Format(_check_bitsandbytes, ("SCB",), _bitsandbytes),
-    "lowbit": Format(_check_lowbit, (folder.VALUES,), _lowbit),
-}
+    "gptq": Format(
+        _check_gptq, ("qweight",), _gptq, ("qweight", "qzeros", "scales", "g_idx"),
+        rf"{_OF_WORDS}|dynamic",
+    ),
+    "awq": Format(
+        _check_awq, ("qweight",), _awq, ("qweight", "qzeros", "scales"), rf"{_OF_WORDS}|version"
+    ),
+    "compressed-tensors": Format(
+        _check_compressed, ("weight_packed", "weight_scale"), _compressed,
+        ("weight", "weight_packed", "weight_shape", "weight_scale", "weight_zero_point",
+         "weight_g_idx"),
+        r"quantization_status|transform_config|sparsity_config|format|config_groups|ignore"
+        r"|kv_cache_scheme|global_compression_ratio|version|run_compressed",
+    ),
+    "bitsandbytes": Format(
+        _check_bitsandbytes, ("SCB",), _bitsandbytes, ("weight", "SCB", "weight_format"),
+        r"_?load_in_[48]bit|bnb_4bit_\w+|llm_int8_\w+",
+    ),
+    "lowbit": Format(
+        _check_lowbit, (folder.VALUES,), _lowbit, (*folder.NAMES, folder.ORDER),
+        r".*",  # each weight says by itself what it is
+    ),
+}  # fmt: skip
 """By `quant_method`."""
 
 
@@ -307,7 +340,11 @@ def check(config: Config) -> None:
         raise ValueError(f"quantization_config must be an object, got {config!r:.40}")
     if config:
         _served("quant_method", _method(config), FORMATS)
-        FORMATS[_method(config)].check(config)
+        layout = FORMATS[_method(config)]
+        layout.check(config)
+        rest = {key: config[key] for key in config if not re.fullmatch(layout.keys, key)}
+        rest.pop("quant_method", None)
+        refuse("quantization_config", unknown(rest, ()))
 
 
 def layers_of(
@@ -322,7 +359,7 @@ def layers_of(
         stem, _, part = name.rpartition(".")
         parts.setdefault(stem, {})[part] = tensor
     return {
-        stem: Layer(stem, own, config, layout.read, notes)
+        stem: Layer(stem, own, config, layout.read, notes, layout.parts)
         for stem, own in parts.items()
         if not own.keys().isdisjoint(layout.marks)
     }

@@ -8,6 +8,8 @@ from math import inf, isfinite, log
 
 import numpy as np
 
+from lowbit.lm.arguments import whole
+
 _FIRST_PART = 256
 
 
@@ -21,7 +23,7 @@ class Sampling:
     ones that have this share of the likeliest one's probability. temperature: what logits are
     divided by before one is drawn; 0 takes the likeliest. seed: the same gives the same tokens.
 
-    ValueError: a field is out of its range.
+    ValueError: a field is out of its range. TypeError: top_k, seed or last is no whole number.
     """
 
     temperature: float = 0.0
@@ -35,15 +37,16 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, good, range_ in (
             ("temperature", 0 <= self.temperature < inf, "at least 0, and finite"),
-            ("top_k", self.top_k >= 0, "at least 0"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
             ("repeat_penalty", 0 < self.repeat_penalty < inf, "above 0, and finite"),
-            ("seed", self.seed is None or self.seed >= 0, "at least 0"),
-            ("last", self.last >= 0, "at least 0"),
         ):
             if not good:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be {range_}")
+        whole("top_k", self.top_k)
+        whole("last", self.last)
+        if self.seed is not None:
+            whole("seed", self.seed)
 
 
 class Sampler:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lowbit.lm.arguments import whole
+
 MOST = 7  # proposals: with the token before them a chunk of 8 rows
 _LENGTH = 3  # tokens that are looked up; with 2, more proposals are wrong
 # To check proposals takes longer than a step, up to three times as long: so many more of them have
@@ -19,12 +21,11 @@ class PromptLookup:
     """Proposals for a sequence, as long as enough of them are accepted.
 
     most: how many at once, at most 7; 0: none. proposed, accepted: how many there were.
-    ValueError: most is out of its range."""
+    ValueError: most is out of its range. TypeError: it is no whole number."""
 
     def __init__(self, most: int) -> None:
-        if not 0 <= most <= MOST:
-            raise ValueError(f"speculate is {most}; it must be from 0 to {MOST}")
-        self._most, self._cost = most, min(_COST, most / 2)
+        self._most = whole("speculate", most, most=MOST)
+        self._cost = min(_COST, self._most / 2)
         self.proposed, self.accepted, self._balance = 0, 0, _START
         self._seen, self._behind = _LENGTH, dict[tuple[int, ...], int]()
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.lm import chat
+from lowbit.lm.keys import TOKENIZER, Keys, refuse, unknown
+from lowbit.lm.naming import naming
 from lowbit.lm.pretokenizers import pre_tokenizer
 from lowbit.lm.sentencepiece import SPACE, SentencePiece
 from lowbit.registry.extras import require
@@ -59,14 +61,19 @@ class Tokenizer:
 
     @classmethod
     def of(cls, model: str | os.PathLike[str], metadata: Mapping[str, Any]) -> Tokenizer:
-        """The tokenizer of a model's folder, or of its GGUF file with these metadata."""
-        return cls.from_folder(Path(model)) if os.path.isdir(model) else cls.from_gguf(metadata)
+        """The tokenizer of a model's folder, or of its GGUF file with these metadata. Errors name
+        the file."""
+        with naming(model):
+            if os.path.isdir(model):
+                return cls.from_folder(Path(model))
+            return cls.from_gguf(metadata)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer of a GGUF file, from the values of its keys by their names.
 
         ValueError: a key is missing or damaged, or names a tokenizer that is not known.
+        NotImplementedError: there are keys of tokenizers that nothing reads.
         ModuleNotFoundError: byte-level tokenizers need the package tokenizers.
         """
         return _from_gguf(_Gguf(metadata))
@@ -166,7 +173,7 @@ class _Gguf:
     """The keys of a GGUF file that concern its tokenizer, checked as they are read."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self.metadata = metadata
+        self.metadata = metadata = Keys(metadata)
         self.tokens: list[str] = []  # `values` asks how many
         tokens = self.values("tokens")
         if set(map(type, tokens)) != {str}:
@@ -225,7 +232,7 @@ def _from_gguf(file: _Gguf) -> Tokenizer:
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"tokenizer.ggml.model is {kind!r}; known are gpt2 and llama")
     byte_level, eos = kind == "gpt2", file.id("eos_token_id")
-    return Tokenizer(
+    tokenizer = Tokenizer(
         to_ids=_byte_level(file) if byte_level else _sentence_piece(file),
         token=file.tokens.__getitem__,
         added=file.added,
@@ -237,6 +244,13 @@ def _from_gguf(file: _Gguf) -> Tokenizer:
         eos=eos,
         template=file.metadata.get("tokenizer.chat_template"),
     )
+    unread = {
+        key.removeprefix("tokenizer."): value
+        for key, value in file.metadata.unread().items()
+        if key.startswith("tokenizer.")
+    }
+    refuse("the tokenizer", unknown(unread, TOKENIZER))
+    return tokenizer
 
 
 def _byte_level(file: _Gguf) -> Callable[[str, bool], list[int]]:

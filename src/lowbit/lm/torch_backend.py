@@ -185,15 +185,15 @@ def decoder(
         layers = list(pool.map(partial(_layer, d, weights), range(d.layers)))
     matrix = checkpoint.matrix("token_embd.weight")
     table = _table(matrix, device, dtype)
-    own = "output" if weights.has("output.weight") else ""
+    stem = checkpoint.layout.head
     if (
-        not own
+        stem == "token_embd"
         and type(table) is Tensor
         and (format is None or isinstance(matrix, QuantizedWeight))
     ):
         head = Linear(table)
     else:
-        head = weights.linear(*weights.matrices([own or "token_embd"], [d.vocabulary], d.width)[0])
+        head = weights.linear(*weights.matrices([stem], [d.vocabulary], d.width)[0])
     norm = weights.tensor(weights.vector("output_norm.weight", d.width))
     return Decoder(d, table, layers, norm, head, rotations)
 

@@ -40,6 +40,17 @@ class Lock:
         self._owner = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def take_if_free(self) -> bool:
+        """Whether it was free; then it is held, until `release`."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._owner = threading.get_ident()
+        return True
+
+    def release(self) -> None:
+        """Free it, by the thread that holds it."""
         self._owner = 0
         self._lock.release()
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lowbit.torch.arguments import FLOATS
 from lowbit.torch.config import QuantizeConfig
+from lowbit.torch.experts import fused_shape, is_router, parts_of, renamed
 from lowbit.torch.files import described, to_tensor
 from lowbit.torch.header import CODES, FILE, Header, StoredWeight, part_key
 from lowbit.torch.plan import Filter, plan
@@ -53,7 +54,10 @@ def quantize_checkpoint(
     index. target: the file to write, which appears complete or not at all. model: what the
     checkpoint belongs to, best made under `torch.device("meta")`, where it takes no memory; it says
     what each tensor is, and which are tied. Without one, each matrix called NAME.weight is taken
-    for that of an nn.Linear, and filter_fn, which is given layers, cannot be. rename: what the
+    for that of an nn.Linear, but for those that choose experts, which stay floats, and filter_fn,
+    which is given layers, cannot be. Experts by number that the model holds in one parameter stay
+    floats; without a model they are quantized, and `load` makes floats of them where it has to.
+    rename: what the
     model calls a tensor of the checkpoint, where that is called otherwise. config, filter_fn and
     progress are those of `quantize_`; methods that need data cannot be had here.
 
@@ -73,9 +77,11 @@ def quantize_checkpoint(
     if model is None and filter_fn is not None:
         raise ValueError("filter_fn is given layers, so it needs model=")
     files = _files(source)
-    called = rename or str
+    called, own = rename or str, () if model is None else model.state_dict().keys()
     stored = {
-        called(key): one for file in files for key, one in read_tensors(file, writable=True).items()
+        renamed(called(key), own): one
+        for file in files
+        for key, one in read_tensors(file, writable=True).items()
     }
     try:
         tensors = {key: to_tensor(key, one) for key, one in stored.items()}
@@ -128,19 +134,24 @@ def _by_model(
     for key, one in own.items():
         by_id.setdefault(id(one), []).append(key)
     shared: dict[str, str] = {}
+    experts = parts_of(tensors.keys(), own)
+    numbered = {key for keys in experts.values() for key in keys}
     for keys in by_id.values():
-        there = [key for key in keys if key in tensors]
+        there = [key for key in keys if key in tensors or key in experts]
         if not there:
             raise ValueError(
                 f"there is no {keys[0]!r}, which the model has; where it has another name there, "
                 "pass rename="
             )
         shared |= {key: there[0] for key in keys if key != there[0]}
-    if unknown := tensors.keys() - own.keys():
+    if unknown := tensors.keys() - own.keys() - numbered:
         raise ValueError(f"the model has no {some(map(repr, sorted(unknown)))}")
-    for key, one in tensors.items():
-        if one.shape != own[key].shape:
-            raise ValueError(f"{key!r} is {list(one.shape)}, in the model {list(own[key].shape)}")
+    shapes = {key: one.shape for key, one in tensors.items()}
+    sizes = {key: list(shape) for key, shape in shapes.items() if key not in numbered}
+    sizes |= {whole: fused_shape(shapes, keys, whole) for whole, keys in experts.items()}
+    for key, size in sizes.items():
+        if size != list(own[key].shape):
+            raise ValueError(f"{key!r} is {size}, in the model {list(own[key].shape)}")
     made = plan(model, config, filter_fn)
     weights: dict[str, StoredWeight] = {}
     for group in made.weights:
@@ -159,6 +170,7 @@ def _by_model(
         for one in (*module._parameters, *module._buffers)
     }
     why = {key: made.stays.get(key.rpartition(".")[0], "") for key in own}
+    why |= dict.fromkeys(numbered, "the model holds all experts in one parameter")
     return _Wanted(Header(weights, shared), why, names)
 
 
@@ -168,10 +180,12 @@ def _by_name(tensors: Mapping[str, Tensor], config: QuantizeConfig) -> _Wanted:
         key: StoredWeight(config, config.weight_format, False, one.dtype)
         for key, one in tensors.items()
         if one.dim() == 2 and one.numel() and one.dtype in FLOATS and _is_weight(key)
-    }
+        and not is_router(key)
+    }  # fmt: skip
     if not weights:
         raise ValueError("nothing to quantize: no matrix of floats is called NAME.weight")
-    return _Wanted(Header(weights), {}, {})
+    why = {key: "it chooses experts" for key in tensors if is_router(key)}
+    return _Wanted(Header(weights), why, {})
 
 
 def _is_weight(key: str) -> bool:

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from lowbit.torch.experts import fused, fused_shape, parts_of, renamed
 from lowbit.torch.header import (
     CODES,
     FILE,
@@ -206,7 +207,8 @@ def load(
     `model` has the same architecture and is float, as its class makes it, or quantized already. Or
     it has been made under `torch.device("meta")` and takes no memory: it then gets that of what is
     loaded, on `device`, in the dtypes of the file. The layers that are quantized in the file become
-    quantized in the model. The whole file is checked before the model is touched, with `verify`
+    quantized in the model; experts that it has by number, and that the model holds in one
+    parameter, become floats. The whole file is checked before the model is touched, with `verify`
     also its digest: ValueError for a file that is truncated, damaged, not of this format or of
     another version, for keys, shapes or dtypes that do not match the model, and for buffers of a
     meta model that no file holds. FileNotFoundError if there is none.
@@ -233,6 +235,7 @@ def put(
     """What `load` does with what a file holds."""
     own = model.state_dict(keep_vars=True)
     try:
+        stored, header = _with_experts(own, stored, header)
         header = _with_ties(own, stored, header)
         _check_keys(own, stored, header)
         layers = _match_layers(model, own, stored, header, device)
@@ -274,6 +277,41 @@ def _with_ties(own: dict[str, Any], stored: dict[str, Tensor], header: Header) -
     ties = {key: first for key in missing if (first := known.get(_identity(own[key])))}
     weights = {key: header.weights[one] for key, one in ties.items() if one in header.weights}
     return Header({**header.weights, **weights}, {**header.shared, **ties}, header.buffers)
+
+
+def _with_experts(
+    own: dict[str, Any], stored: dict[str, Tensor], header: Header
+) -> tuple[dict[str, Tensor], Header]:
+    """With the experts that a file has by number as the model's parameters of all of them, which
+    are floats; and with routers under the model's names."""
+    parts = header.parts()
+    names = {key: renamed(key, own) for key in stored}
+    stored = {names[key]: tensor for key, tensor in stored.items()}
+    weights = dict(header.weights)
+    for whole, keys in parts_of([*(stored.keys() - parts.keys()), *weights], own).items():
+        matrices = [_matrix(key, stored, weights.get(key), own[whole].shape) for key in keys]
+        for key in keys:
+            taken = weights.pop(key, None)
+            for part in () if taken is None else taken.format.parts:
+                stored.pop(part_key(key, part))
+            stored.pop(key, None)
+        shapes = {key: matrix.shape for key, matrix in zip(keys, matrices, strict=True)}
+        fused_shape(shapes, keys, whole)  # which are checked here
+        stored[whole] = fused(matrices, whole)
+    return stored, Header(weights, header.shared, header.buffers)
+
+
+def _matrix(
+    key: str, stored: dict[str, Tensor], weight: StoredWeight | None, whole: torch.Size
+) -> Tensor:
+    """An expert's matrix as floats. whole: the shape of the parameter that it goes to."""
+    if weight is None:
+        return stored[key]
+    shape = len(stored[key]), whole[-1]
+    _check_parts(key, stored, weight, shape)
+    arrays = {part: stored[part_key(key, part)].numpy() for part in weight.format.parts}
+    floats = weight.format.from_stored(arrays, shape).dequantize()
+    return torch.from_numpy(floats).to(weight.dtype)
 
 
 def _put_weights(

@@ -154,12 +154,16 @@ def _plan(lowering: Lowering, form: CachedForm, sizes: AttentionSizes) -> Attent
     size, window = form.head_dim, form.window
     one = (0, size, sizes.heads * size)
     held = (0, sizes.keys * form.row, form.row)
-    most = min(sizes.keys, window + sizes.queries) if window else sizes.keys  # that are packed
+    products = "f32" if form.cache == "f32" else "bf16"
+    most = sizes.keys  # that are packed
+    if window:
+        step = plans.window_step(plans.micro_for(lowering.isa, products))
+        most = min(most, window + sizes.queries + step)
     return plans.plan_attention(
         plans.AttentionForm(form.cache, "f32", window=window, cap=form.cap,
                             scaled_rows=form.cache == "s8"),
-        replace(sizes, keys=most), [one, held, held, one], lowering.isa,
-        "f32" if form.cache == "f32" else "bf16", 0, lowering.threads,
+        replace(sizes, keys=most), [one, held, held, one], lowering.isa, products, 0,
+        lowering.threads,
     )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ less its zero point is a bfloat16 number, and scales are applied to scores and s
 
 from __future__ import annotations
 
-import math
 import operator
 from dataclasses import dataclass
 
@@ -43,6 +42,7 @@ from lowbit.kernels.cpu.attention.plan import (
     converted_kind,
     geometry_of,
     step_shape,
+    window_step,
 )
 from lowbit.kernels.cpu.attention.weights import Weigher, edge_of, narrowed
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, PackedRight, Passing, PlainLeft
@@ -104,7 +104,7 @@ def attention(
         ]
         first = chunk * g.chunk_rows
         last = minimum(first + g.chunk_rows, g.queries)
-        origin = work.first(first) if form.window else None
+        origin = work.first(first) // work.step * work.step if form.window else None
         if origin is not None:  # what is before stays out of scratch
             at[1:3] = [at[i] + origin * g.strides[i].row for i in (1, 2)]
         work.pack(at[1], at[2], work.limit(last - 1, origin))
@@ -133,6 +133,7 @@ class _Work:
         self._k, self._form, self._micro, self._g = k, form, micro, g
         self.rows, self.vectors, self.block = step_shape(micro)
         self.lanes, self.depth = micro.lanes, 2 if micro.pair else 1
+        self.step = window_step(micro)
         self._keys = scratch.cast(u32)
         self._values = (scratch + g.values_at).cast(u32)
         self._queries = (scratch + g.queries_at).cast(u32)
@@ -196,8 +197,7 @@ class _Work:
         packed, values = self._keys, self._values
         if origin is not None:  # whole panels of keys that no query of the block attends to
             width = self.vectors * self.lanes
-            step = math.lcm(width, self._micro.quantum)
-            skipped = (self.first(row) - origin) // step * step
+            skipped = (self.first(row) - origin) // self.step * self.step
             origin = origin + skipped
             packed = packed + skipped * g.key_units
             values = values + skipped // self.depth * width

@@ -159,6 +159,14 @@ def step_shape(micro: FloatMicro) -> tuple[int, int, int]:
     return rows, vectors, max(1, _ROWS // rows) * rows
 
 
+def window_step(micro: FloatMicro) -> int:
+    """What the first key that is packed is a multiple of, where queries have a window: so each key
+    takes the same place in panels and vectors, and sums are the same bits, whichever queries are
+    computed together."""
+    width = step_shape(micro)[1] * micro.lanes
+    return math.lcm(width, micro.quantum, 2 * micro.lanes)
+
+
 def plan_attention(
     form: AttentionForm, sizes: Sizes, strides: Sequence[Sequence[int]], isa: InstructionSet,
     products: str = "bf16", diagonal: int | None = None, threads: int = 1,
