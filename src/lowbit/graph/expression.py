@@ -88,6 +88,11 @@ def error_function(x: Array) -> Array:
     return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
 
 
+def _complement(x: Array) -> Array:
+    """1 − the error function, float64."""
+    return np.fromiter(map(math.erfc, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+
+
 def _sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), of which neither end overflows."""
     small = np.exp(-np.abs(x))
@@ -109,20 +114,6 @@ def _quotient(x: Array, y: Array) -> Array:
     return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
 
 
-def _fmod(x: Expression, y: Expression) -> Expression:
-    """What is left of x, of its sign. Where the whole quotient is 0, so is what is taken away, of
-    an infinite divisor too."""
-    whole = trunc(x / y)
-    return x - where(whole, whole * y, whole)
-
-
-def _remainder(x: Expression, y: Expression) -> Expression:
-    """What is left of x, of the divisor's sign."""
-    left = _fmod(x, y)
-    opposite = abs((left < 0) - (y < 0))
-    return where(opposite, where(left, left + y, left), left)  # what is 0 stays so
-
-
 relu = Primitive(lambda x: np.maximum(x, x.dtype.type(0)), "relu")
 clamp = Primitive(np.clip, _clamp, 3)
 sigmoid = Primitive(_sigmoid, "sigmoid")
@@ -141,8 +132,11 @@ elu = Primitive(lambda x, a: np.where(x > 0, x, a * np.expm1(np.minimum(x, 0))),
 softplus = Primitive(lambda x: np.logaddexp(x, 0), "softplus")
 mish = Primitive(lambda x: x * np.tanh(np.logaddexp(x, 0)), "mish")
 erf = Primitive(error_function, "erf")
+erfc = Primitive(_complement, "erfc")
 exp = Primitive(np.exp, "exp")
+exp2 = Primitive(np.exp2, "exp2")
 log = Primitive(np.log, "log")
+log1p = Primitive(np.log1p, "log1p")
 sqrt = Primitive(np.sqrt, "sqrt")
 sin = Primitive(np.sin, "sin")
 cos = Primitive(np.cos, "cos")
@@ -169,5 +163,8 @@ nan = Primitive(np.isnan, lambda x: 1 - equal(x, x))
 negated = Primitive(np.logical_not, lambda x: 1 - x)
 either = Primitive(np.logical_xor, lambda x, y: abs(x - y), 2)
 power = Primitive(np.power, "power", 2)
-remainder = Primitive(np.mod, _remainder, 2)
-fmod = Primitive(np.fmod, _fmod, 2)
+remainder = Primitive(np.mod, "remainder", 2)
+fmod = Primitive(np.fmod, "fmod", 2)
+floor_quotient = Primitive(np.floor_divide, "floor_quotient", 2)
+hypot = Primitive(np.hypot, "hypot", 2)
+atan2 = Primitive(np.arctan2, "atan2", 2)

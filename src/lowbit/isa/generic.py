@@ -427,3 +427,16 @@ def _reduce_add(call: Call, a: ir.Value) -> Any:
 def reduce_add(a: Any) -> Any:
     """The sum of all lanes, which wraps."""
     return np.add.reduce(a, dtype=a.dtype)
+
+
+def _truths(type_: Type) -> Type:
+    if not isinstance(type_, Vector) or type_.element != bit:
+        raise TypeError(f"a vector of conditions expected, got {type_}")
+    return bit
+
+
+def _any(call: Call, a: ir.Value) -> Any:
+    return call.intrinsic(f"llvm.vector.reduce.or.v{call.types[0].lanes}i1", a)
+
+
+any_ = Instruction("any", _truths, _any, np.any)  # whether a condition holds in some lane

@@ -117,8 +117,11 @@ def _cumulative_sum(node: Node, x: Array, axis: Array) -> Array:
     along = axes_of(node, axis, x.ndim)
     assert along is not None
     values = np.flip(_wide(x), along) if node.get("reverse", 0) else _wide(x)
+    if node.get("exclusive", 0):
+        count = x.shape[along[0]]
+        first = np.zeros([*x.shape[: along[0]], 1, *x.shape[along[0] + 1 :]], values.dtype)
+        values = np.concatenate([first, values], along[0]).take(np.arange(count), along[0])
     made = values.cumsum(along[0])
-    made = made - values if node.get("exclusive", 0) else made
     return (np.flip(made, along) if node.get("reverse", 0) else made).astype(x.dtype)
 
 
@@ -268,7 +271,8 @@ def _log_sum_exp_in_parts(parts: Parts, node: Node) -> bool:
     x, *axes = node.inputs
     kept = {**parts.attributes, "keepdims": 1}
     greatest = parts.op("ReduceMax", x, *axes, **kept)
-    powers = parts.op("Exp", parts.sub(x, greatest))
+    finite = parts.where(parts.op("IsInf", greatest), parts.float32(0), greatest)
+    powers = parts.op("Exp", parts.sub(x, finite))
     total = parts.op("ReduceSum", powers, *axes, **parts.attributes)
     shape = parts.tensor(node.outputs[0]).sizes
     return parts.end(parts.add(parts.op("Log", total), parts.shaped(greatest, shape)))

@@ -15,6 +15,7 @@ from lowbit.isa.types import (
     Vector,
     element_of,
     f32,
+    f64,
     s32,
     s64,
 )
@@ -310,24 +311,19 @@ def running_sums(
 ) -> None:
     """out[r, i] = the sum of x[r, :i + 1], both [rows, count] of one of `ELEMENTS`, contiguous.
 
-    exclusive: without x[r, i]; reverse: of x[r, i:]. What the rounding of a float32 sum takes away
-    is added to the next number (Kahan 1965, doi:10.1145/363707.363723).
+    exclusive: without x[r, i]; reverse: of x[r, i:]. float32 is summed in float64: no sum before the
+    last overflows, and each is rounded once.
     """
     element = ELEMENTS[format]
+    wide = f64 if format == "f32" else element
     source, target = x.cast(element), out.cast(element)
     for row in k.parallel(rows):
-        total, lost = (k.register(k.constant(0, element)) for _ in range(2))
+        total = k.register(k.constant(0, wide))
         for number in k.range(0, count):
             at = row * count + (count - 1 - number if reverse else number)
             given = (source + at).load()
             if exclusive:
-                (target + at).store(total.value)
-            if format == "f32":
-                given = given - lost.value
-                new = total.value + given
-                lost.value = (new - total.value) - given
-                total.value = new
-            else:
-                total.value = total.value + given
+                (target + at).store(total.value.to(element))
+            total.value = total.value + given.to(wide)
             if not exclusive:
-                (target + at).store(total.value)
+                (target + at).store(total.value.to(element))

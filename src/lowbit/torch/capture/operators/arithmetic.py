@@ -59,9 +59,9 @@ def divide(b: Builder, *, x: Any, other: Any, rounding_mode: str | None = None) 
     one, two = operands(b, x, other)
     floored = rounding_mode == "floor"
     if b.out.dtype.is_floating_point:
-        made = b.div(one, two)
         if floored:
-            return b.floor(made)
+            return b.op("FloorDiv", one, two)
+        made = b.div(one, two)
         return made if rounding_mode is None else b.op("Trunc", made)
     if floored:
         one = b.sub(one, b.mod(one, two))
