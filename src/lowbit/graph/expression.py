@@ -93,6 +93,11 @@ def _complement(x: Array) -> Array:
     return np.fromiter(map(math.erfc, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
 
 
+def _sign(x: Array) -> Array:
+    """1, 0 or −1; 0 of NaN."""
+    return x if x.dtype == bool else (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+
+
 def _sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), of which neither end overflows."""
     small = np.exp(-np.abs(x))
@@ -153,7 +158,7 @@ floor = Primitive(np.floor, "floor")
 ceil = Primitive(np.ceil, "ceil")
 trunc = Primitive(np.trunc, "trunc")
 nearest = Primitive(np.rint, "nearest")
-sign = Primitive(lambda x: x if x.dtype == bool else np.sign(x), lambda x: (x > 0) - (x < 0))
+sign = Primitive(_sign, lambda x: (x > 0) - (x < 0))
 quotient = Primitive(_quotient, lambda x, y: Expression.call("trunc", x / y), 2)
 minimum = Primitive(np.minimum, "min", 2)
 maximum = Primitive(np.maximum, "max", 2)

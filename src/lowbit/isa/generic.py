@@ -142,13 +142,14 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 def _sqrt(call: Call, a: ir.Value) -> Any:
     type_ = call.types[0]
-    suffix = f"v{type_.lanes}f32" if isinstance(type_, Vector) else "f32"
+    element = f"f{element_of(type_).bits}"
+    suffix = f"v{type_.lanes}{element}" if isinstance(type_, Vector) else element
     return call.intrinsic(f"llvm.sqrt.{suffix}", a)
 
 
-@instruction(_float32s, _sqrt)
+@instruction(_floats, _sqrt)
 def sqrt(a: Any) -> Any:
-    """The square root of float32, rounded once; NaN below zero."""
+    """The square root, rounded once; NaN below zero."""
     return np.sqrt(a)
 
 

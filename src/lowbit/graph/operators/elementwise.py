@@ -242,8 +242,7 @@ def _clip_behind(node: Node, number: Callable[[str], float | None]) -> tuple[Any
         return None
     if low == 0 and high is None:
         return ("relu",)
-    largest = float(np.finfo(np.float32).max)
-    return "clamp", -largest if low is None else low, largest if high is None else high
+    return "clamp", -math.inf if low is None else low, math.inf if high is None else high
 
 
 _add("Relu", f.relu, aten=("relu",), eight_bits="rescaled")
@@ -278,6 +277,11 @@ def _infinite(x: Any, *, detect_negative: int = 1, detect_positive: int = 1) -> 
     if not detect_negative and not detect_positive:
         return f.minimum(f.equal(x, x), False)
     return f.equal(x, math.inf if detect_positive else -math.inf)
+
+
+def _sign(x: Any, *, of_nan: int = 1) -> Any:
+    """of_nan: whether that of NaN is NaN, as ONNX has it; else 0, as in PyTorch."""
+    return f.where(f.equal(x, x), f.sign(x), x) if of_nan else f.sign(x)
 
 
 def _rounded(x: Any, *, decimals: int = 0) -> Any:
@@ -333,7 +337,7 @@ _add("Acosh", f.acosh, wide=True, aten=("acosh",))
 _add("Atanh", f.atanh, wide=True, aten=("atanh",))
 _add("Abs", lambda x: abs(x), aten=("abs",))
 _add("Neg", lambda x: -x, aten=("neg",))
-_add("Sign", f.sign, aten=("sign",))
+_add("Sign", _sign)
 _add("Floor", f.floor, aten=("floor",))
 _add("Ceil", f.ceil, aten=("ceil",))
 _add("Round", _rounded)

@@ -200,7 +200,8 @@ def _by_axes(kind: str, lowering: Lowering, node: Node) -> None:
     if axes:
         _lower_reduction(lowering, node, kind, axes)
     elif x.shape:
-        compute(lowering, lowering.output(node.outputs[0]), [x], (0,))
+        steps = (0, "abs") if kind == "norm" else (0,)
+        compute(lowering, lowering.output(node.outputs[0]), [x], steps)
     else:
         _lower_reduction(lowering, node, kind, ())
 
@@ -304,6 +305,16 @@ def _add(name: str, function: Reduce, kind: str = "", parts: Rule | None = None)
     ))  # fmt: skip
 
 
+def _unless_floats(rule: Rule) -> Rule:
+    """What the kernel does only of float32."""
+
+    def unless(parts: Parts, node: Node) -> bool:
+        tensor = parts.tensor(node.inputs[0])
+        return (tensor.scale is not None or tensor.dtype != "float32") and rule(parts, node)
+
+    return unless
+
+
 def _as_floats_or(rule: Rule) -> Rule:
     return lambda parts, node: _as_floats(parts, node) or rule(parts, node)
 
@@ -316,8 +327,8 @@ _add("ReduceMin", lambda x, axes: x.min(axes, keepdims=True),
 _add("ReduceProd", lambda x, axes: _wide(x).prod(axes, keepdims=True))
 _add("ReduceL1", lambda x, axes: np.abs(_wide(x)).sum(axes, keepdims=True),
      parts=_between(Parts.abs, "ReduceSum"))  # fmt: skip
-_add("ReduceL2", lambda x, axes: np.sqrt(np.square(_wide(x)).sum(axes, keepdims=True)),
-     parts=_between(_square, "ReduceSum", Parts.sqrt))  # fmt: skip
+_add("ReduceL2", lambda x, axes: np.sqrt(np.square(_wide(x)).sum(axes, keepdims=True)), "norm",
+     _unless_floats(_between(_square, "ReduceSum", Parts.sqrt)))  # fmt: skip
 _add("ReduceSumSquare", lambda x, axes: np.square(_wide(x)).sum(axes, keepdims=True),
      parts=_between(_square, "ReduceSum"))  # fmt: skip
 _add("ReduceLogSumExp", _log_sum_exp, parts=_log_sum_exp_in_parts)

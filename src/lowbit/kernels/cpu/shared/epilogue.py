@@ -102,8 +102,8 @@ class Epilogue(NamedTuple):
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
     the right operand, as do its column sums, float32 too. "none": sums are the product itself.
     `moderate`: the scales of rows, columns and a quantized output all are (numerics.float32).
-    Where they are not, the scale of a row above 2^96 comes after its column's, so that a result that
-    float32 holds is never infinite on its way.
+    Where they are not, the scale of a row above 2^96 comes after its column's, so that a result
+    that float32 holds is never infinite on its way.
 
     If `finite`, a sum with its scales is a finite number, to which nothing else is done; so it need
     not be seen to that NaN is the same bits everywhere. If `folds`, what the scales of sums make

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from lowbit.isa.generic import any_, fma, maximum, minimum, select
-from lowbit.isa.types import f32, s32, with_element
+from lowbit.isa.types import Vector, f32, s32, with_element
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 
@@ -135,6 +135,7 @@ def canonical(x: Value) -> Value:
 
 
 _SIGN = -(2**31)
+_MOST_BITS = 0x7F7FFFFF  # of the greatest float32
 
 
 def magnitude(x: Value) -> Value:
@@ -150,14 +151,20 @@ def with_sign(x: Value, value: Value) -> Value:
     return (value.bits(signed) | sign).bits(with_element(x.type, f32))
 
 
+def not_finite(x: Value) -> Value:
+    """Whether it is NaN or infinite."""
+    return magnitude(x).bits(with_element(x.type, s32)) > _MOST_BITS
+
+
 def rarely(
     condition: Value, values: Sequence[Value], repaired: Callable[[], Sequence[Value]]
 ) -> list[Value]:
     """Values, or in the lanes where a condition holds what is computed only if it does in one."""
     k = cast(Builder, condition.machine)
+    several = isinstance(condition.type, Vector)
     with k.scope():
         registers = [k.register(value) for value in values]
-        for _ in k.when(any_(condition)):
+        for _ in k.when(any_(condition) if several else condition):
             for register, other in zip(registers, repaired(), strict=True):
-                register.value = select(condition, other, register.value)
+                register.value = select(condition, other, register.value) if several else other
         return [register.value for register in registers]

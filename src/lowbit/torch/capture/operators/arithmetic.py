@@ -79,6 +79,11 @@ def trunc(b: Builder, *, x: Value) -> Value:
     return b.op("Trunc", x) if b.out.dtype.is_floating_point else x
 
 
+@converter("sign")
+def sign(b: Builder, *, x: Value) -> Value:
+    return b.op("Sign", b.to(x, b.out.dtype), of_nan=0)
+
+
 @converter("round")
 def round_(b: Builder, *, x: Value, decimals: int = 0) -> Value:
     return b.round(x, decimals) if b.out.dtype.is_floating_point else x
