@@ -272,7 +272,8 @@ def _log_sum_exp_in_parts(parts: Parts, node: Node) -> bool:
     x, *axes = node.inputs
     kept = {**parts.attributes, "keepdims": 1}
     greatest = parts.op("ReduceMax", x, *axes, **kept)
-    finite = parts.where(parts.op("IsInf", greatest), parts.float32(0), greatest)
+    infinite = parts.equal(parts.abs(greatest), parts.float32(math.inf))
+    finite = parts.where(infinite, parts.float32(0), greatest)
     powers = parts.op("Exp", parts.sub(x, finite))
     total = parts.op("ReduceSum", powers, *axes, **parts.attributes)
     shape = parts.tensor(node.outputs[0]).sizes
@@ -287,7 +288,7 @@ def _as_floats(parts: Parts, node: Node) -> bool:
     x = parts.cast(node.inputs[0], "float32")
     made = parts.op(node.op, x, *node.inputs[1:], **parts.attributes)
     if tensor.dtype == "bool":  # of no numbers at all the greatest is -inf, and false
-        return parts.end(parts.op("Greater", made, parts.float32(0)))
+        return parts.end(parts.less(parts.float32(0), made))
     return parts.end(parts.cast(made, parts.tensor(node.outputs[0]).dtype))
 
 

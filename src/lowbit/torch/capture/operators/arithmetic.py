@@ -35,7 +35,10 @@ def _like(number: Any) -> Any:
 def same_operator(op: str, b: Builder, **arguments: Any) -> Value:
     """An operator of ours that is ATen's: inputs in the order of its schema, attributes by name."""
     record, logical = operators.get(op), b.operator.startswith("logical")
-    named = {ours: arguments.pop(theirs) for ours, theirs in record.arguments.items()}
+    named = {
+        ours: arguments.pop(theirs) if isinstance(theirs, str) else theirs
+        for ours, theirs in record.arguments.items()
+    }
     given = [one for one in arguments.values() if one is not None]
     if not isinstance(record, Elementwise):
         return b.op(op, *(one for one in given if isinstance(one, str)), **named)
@@ -77,11 +80,6 @@ def remainder(b: Builder, *, x: Any, other: Any) -> Value:
 @converter("trunc")
 def trunc(b: Builder, *, x: Value) -> Value:
     return b.op("Trunc", x) if b.out.dtype.is_floating_point else x
-
-
-@converter("sign")
-def sign(b: Builder, *, x: Value) -> Value:
-    return b.op("Sign", b.to(x, b.out.dtype), of_nan=0)
 
 
 @converter("round")
@@ -127,7 +125,7 @@ def prelu(b: Builder, *, x: Value, weight: Value) -> Value:
 
 @converter("rsqrt")
 def rsqrt(b: Builder, *, x: Value) -> Value:
-    return b.op("Reciprocal", b.sqrt(b.to(x, b.out.dtype)))
+    return b.div(b.number(1, b.out.dtype), b.sqrt(b.to(x, b.out.dtype)))
 
 
 @converter("bitwise_not")
