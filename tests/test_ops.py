@@ -158,6 +158,26 @@ def test_linear_dynamic_is_its_two_parts(symmetric: bool, isa: str) -> None:
         np.testing.assert_array_equal(whole, parts)
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_large_rows_with_small_weights(symmetric: bool) -> None:
+    """A row's scale times sums is beyond float32; with the weight's scale it is not."""
+    rng = np.random.default_rng(3)
+    rows = rng.uniform(-1, 1, (6, 64))
+    x = (rows * np.array([3.4e38, 1e38, 3e36, 1e30, 1, 1e-30])[:, None]).astype(np.float32)
+    weight = rng.standard_normal((64, 20)) * 1e-4
+    quantized = lowbit.quantize(weight, "int8", axis=1)
+    exact = x.astype(np.float64) @ quantized.dequantize()
+    b = lowbit.pack(quantized)
+    got = lowbit.linear_dynamic(x, b, symmetric=symmetric)
+    sizes = np.abs(exact).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(got / sizes, exact / sizes, atol=0.02)
+    q, scale, zero = quantize_rows(x, symmetric)
+    parts = lowbit.matmul_scaled(q, b, a_scale=scale, a_zero_point=zero)
+    np.testing.assert_array_equal(got, parts)
+    alone = lowbit.matmul_scaled(q[:1], b, a_scale=scale[0], a_zero_point=int(zero[0]))
+    np.testing.assert_array_equal(alone, parts[:1])
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @ISAS
 def test_long_sums_over_many_rows(threads: int, isa: str) -> None:

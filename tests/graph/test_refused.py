@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from lowbit.graph import Session
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.onnx import from_onnx
 from lowbit.graph.passes import simplified
@@ -80,6 +82,30 @@ def test_what_onnx_defines_by_others_is_written_out() -> None:
     one = model(("Attention", ["x", "x", "x"], ["y"], more), inputs={"x": (1, 2, 3)}, opset=23)
     assert {"MatMul", "Softmax", "Tanh"} <= {node.op for node in from_onnx(one).nodes}
     assert not {"Attention"} & {node.op for node in from_onnx(one).nodes}
+
+
+def test_bfloat16_is_refused_where_nodes_read_it() -> None:
+    """What they make would have to be rounded to it. Constants that are cast are none to them."""
+    bfloat16, float32 = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+    there, back = {"to": bfloat16}, {"to": float32}
+    cast = ("Cast", ["x"], ["a"], there)
+    squared = ("Mul", ["a", "a"], ["b"], {})
+    with pytest.raises(NotImplementedError, match=r"of bfloat16, as 'a' would be: export"):
+        from_onnx(model(cast, squared, ("Cast", ["b"], ["y"], back)))
+    one = model(("Relu", ["x"], ["y"], {}))
+    one.graph.input[0].type.tensor_type.elem_type = bfloat16
+    with pytest.raises(NotImplementedError, match=r"of bfloat16, as 'x' would be"):
+        from_onnx(one)
+    weight = np.array([1.1, 2.2, 3.3], np.float32).astype(ml_dtypes.bfloat16)
+    scaled = ("Mul", ["x", "w"], ["y"], {})
+    with pytest.raises(NotImplementedError, match=r"of bfloat16, as 'w' would be"):
+        from_onnx(model(scaled, constants={"w": weight}))
+    read = ("Cast", ["w"], ["v"], back), ("Mul", ["x", "v"], ["y"], {})
+    graph = from_onnx(model(*read, constants={"w": weight}))
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], x * weight.astype(np.float32))
+    last = from_onnx(model(("Cast", ["x"], ["y"], there)))
+    assert Session(last, threads=1)(x).dtype == ml_dtypes.bfloat16
 
 
 @pytest.mark.parametrize("op", ["If", "Loop", "Scan"])

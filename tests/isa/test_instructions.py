@@ -164,6 +164,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "madd16": [Example((Vector(s16, 16), Vector(s16, 16)))],
     "reduce_add": [Example((V,)), Example((Vector(s32, 64),))],
+    "any": [Example((Vector(bit, 2),)), Example((Vector(bit, 16),))],
 }
 # These work on state, so one program exercises them together: see tests/isa/test_tiles.py.
 TILES = {

@@ -89,6 +89,16 @@ def error_function(x: Array) -> Array:
     return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
 
 
+def _complement(x: Array) -> Array:
+    """1 − the error function, float64."""
+    return np.fromiter(map(math.erfc, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+
+
+def _sign(x: Array) -> Array:
+    """1, 0 or −1; 0 of NaN."""
+    return x if x.dtype == bool else (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+
+
 def _sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), of which neither end overflows."""
     small = np.exp(-np.abs(x))
@@ -144,20 +154,6 @@ def _of_kind(whole: str | None, real: str | Callable[..., Expression]) -> Callab
     return traced
 
 
-def _fmod(x: Expression, y: Expression) -> Expression:
-    """What is left of x, of its sign. Where the whole quotient is 0, so is what is taken away, of
-    an infinite divisor too."""
-    whole = trunc(x / y)
-    return x - where(whole, whole * y, whole)
-
-
-def _remainder(x: Expression, y: Expression) -> Expression:
-    """What is left of x, of the divisor's sign."""
-    left = _fmod(x, y)
-    opposite = abs((left < 0) - (y < 0))
-    return where(opposite, where(left, left + y, left), left)  # what is 0 stays so
-
-
 def _relu(x: Expression) -> Expression:
     return maximum(x, 0) if x.whole else Expression.call("relu", x)
 
@@ -180,8 +176,11 @@ elu = Primitive(lambda x, a: np.where(x > 0, x, a * np.expm1(np.minimum(x, 0))),
 softplus = Primitive(lambda x: np.logaddexp(x, 0), "softplus")
 mish = Primitive(lambda x: x * np.tanh(np.logaddexp(x, 0)), "mish")
 erf = Primitive(error_function, "erf")
+erfc = Primitive(_complement, "erfc")
 exp = Primitive(np.exp, "exp")
+exp2 = Primitive(np.exp2, "exp2")
 log = Primitive(np.log, "log")
+log1p = Primitive(np.log1p, "log1p")
 sqrt = Primitive(np.sqrt, "sqrt")
 sin = Primitive(np.sin, "sin")
 cos = Primitive(np.cos, "cos")
@@ -198,9 +197,9 @@ floor = Primitive(_rounding(np.floor), _of_kind(None, "floor"))
 ceil = Primitive(_rounding(np.ceil), _of_kind(None, "ceil"))
 trunc = Primitive(_rounding(np.trunc), _of_kind(None, "trunc"))
 nearest = Primitive(_rounding(np.rint), _of_kind(None, "nearest"))
-sign = Primitive(lambda x: x if x.dtype == bool else np.sign(x), lambda x: (x > 0) - (x < 0))
+sign = Primitive(_sign, lambda x: (x > 0) - (x < 0))
 quotient = Primitive(_quotient, "div", 2)
-floor_quotient = Primitive(np.floor_divide, _of_kind("floor_div", lambda x, y: floor(x / y)), 2)
+floor_quotient = Primitive(np.floor_divide, _of_kind("floor_div", "floor_quotient"), 2)
 minimum = Primitive(np.minimum, "min", 2)
 maximum = Primitive(np.maximum, "max", 2)
 where = Primitive(np.where, "where", 3)
@@ -209,11 +208,13 @@ nan = Primitive(np.isnan, lambda x: 1 - equal(x, x))
 negated = Primitive(np.logical_not, lambda x: 1 - x)
 either = Primitive(np.logical_xor, "bits_xor", 2)
 power = Primitive(_power, "power", 2)
-remainder = Primitive(np.mod, _of_kind("mod", _remainder), 2)
-fmod = Primitive(np.fmod, _of_kind("rem", _fmod), 2)
+remainder = Primitive(np.mod, _of_kind("mod", "remainder"), 2)
+fmod = Primitive(np.fmod, _of_kind("rem", "fmod"), 2)
 bits_and = Primitive(np.bitwise_and, "bits_and", 2)
 bits_or = Primitive(np.bitwise_or, "bits_or", 2)
 bits_xor = Primitive(np.bitwise_xor, "bits_xor", 2)
 bits_not = Primitive(np.bitwise_not, "bits_not")
 shift_left = Primitive(np.left_shift, "shift_left", 2)
 shift_right = Primitive(np.right_shift, "shift_right", 2)
+hypot = Primitive(np.hypot, "hypot", 2)
+atan2 = Primitive(np.arctan2, "atan2", 2)

@@ -24,6 +24,7 @@ OPSETS = range(13, 24)
 _DEFAULT = ("", "ai.onnx")
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 _DTYPES = "to", "dtype", "output_dtype"
+_NARROW = "bfloat16"
 
 
 def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
@@ -34,11 +35,14 @@ def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
 
     ValueError: it is no ONNX file or was cut short, its opset is not supported, a value is missing,
     nodes are in a circle, shapes do not fit, or its data lies outside of its folder.
-    NotImplementedError names all operators that are unknown; also for control flow.
+    NotImplementedError names all operators that are unknown; also for control flow, and where nodes
+    would compute on bfloat16, which a constant may be that is cast to float32.
     FileNotFoundError: there is no such file, or none with its data.
     """
     require("reading ONNX files", "onnx", "onnx")
-    return simplified(imported(_loaded(source)))
+    graph = simplified(imported(_loaded(source)))
+    _check_narrow(graph)
+    return graph
 
 
 def imported(model: ModelProto) -> Graph:
@@ -209,6 +213,30 @@ def _check_operators(nodes: Iterable[NodeProto]) -> None:
         "or cut these parts off and run them outside; docs/graph.md lists what is supported"
     )
     raise NotImplementedError(f"operators that are not supported: {listed}. {advice}.")
+
+
+def _check_narrow(graph: Graph) -> None:
+    """NotImplementedError: a node reads bfloat16, whose results would have to be rounded to it."""
+    narrow = [name for name in graph.inputs if graph.tensors[name].dtype == _NARROW]
+    made = {
+        name: node.name or name
+        for node in graph.nodes
+        for name in node.outputs
+        if any(node.get(attribute) == _NARROW for attribute in _DTYPES)
+    }
+    constants = {
+        name
+        for name, constant in graph.constants.items()
+        if isinstance(constant, np.ndarray) and constant.dtype.name == _NARROW
+    }
+    for node in graph.nodes:
+        narrow += [name for name in node.inputs if name in made or name in constants]
+    if narrow:
+        listed = ", ".join(repr(name) for name in dict.fromkeys(narrow))
+        raise NotImplementedError(
+            f"no kernel computes on tensors of bfloat16, as {listed} would be: export the model in "
+            "float32; constants may be bfloat16 that are cast to float32"
+        )
 
 
 def _channels_last(node: NodeProto) -> bool:

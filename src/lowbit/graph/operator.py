@@ -71,7 +71,7 @@ class Operator:
     - onnx: whether it is ONNX's. outputs: how many of ONNX's outputs are known here, if not all.
       qlinear: whether ONNX Runtime's operator QLinear... of it is read.
     - aten: the operators of ATen that are this one, with the same tensors. arguments: by attribute,
-      the argument of ATen's.
+      the argument of ATen's, or a number, if it is always that there.
 
     What passes ask:
 
@@ -105,7 +105,7 @@ class Operator:
     outputs: int | None = None
     qlinear: bool = False
     aten: tuple[str, ...] = ()
-    arguments: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str | int] = field(default_factory=dict)
     data: int | None = 1
     eight_bits: Literal["", "moved", "format", "rescaled"] = ""
     eight_bits_if: Callable[[Known, Node], bool] | None = None

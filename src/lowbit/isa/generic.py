@@ -156,13 +156,14 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 def _sqrt(call: Call, a: ir.Value) -> Any:
     type_ = call.types[0]
-    suffix = f"v{type_.lanes}f32" if isinstance(type_, Vector) else "f32"
+    element = f"f{element_of(type_).bits}"
+    suffix = f"v{type_.lanes}{element}" if isinstance(type_, Vector) else element
     return call.intrinsic(f"llvm.sqrt.{suffix}", a)
 
 
-@instruction(_float32s, _sqrt)
+@instruction(_floats, _sqrt)
 def sqrt(a: Any) -> Any:
-    """The square root of float32, rounded once; NaN below zero."""
+    """The square root, rounded once; NaN below zero."""
     return np.sqrt(a)
 
 
@@ -451,3 +452,16 @@ def _reduce_add(call: Call, a: ir.Value) -> Any:
 def reduce_add(a: Any) -> Any:
     """The sum of all lanes, which wraps."""
     return np.add.reduce(a, dtype=a.dtype)
+
+
+def _truths(type_: Type) -> Type:
+    if not isinstance(type_, Vector) or type_.element != bit:
+        raise TypeError(f"a vector of conditions expected, got {type_}")
+    return bit
+
+
+def _any(call: Call, a: ir.Value) -> Any:
+    return call.intrinsic(f"llvm.vector.reduce.or.v{call.types[0].lanes}i1", a)
+
+
+any_ = Instruction("any", _truths, _any, np.any)  # whether a condition holds in some lane

@@ -186,18 +186,25 @@ def _thresholded_relu(x: Any, *, alpha: float = 1.0) -> Any:
 
 
 def _elu(x: Any, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    made = f.elu(x if input_scale == 1 else x * input_scale, alpha)
+    """input_scale: of what is below 0 alone."""
+    made = f.elu(x, alpha) if input_scale == 1 else _below(x, f.elu(x * input_scale, alpha))
     return made if scale == 1 else made * scale
+
+
+def _below(x: Any, made: Any) -> Any:
+    """x, or below 0 something else, which may be beyond float32 above."""
+    return f.where(x < 0, made, x)
 
 
 def _softplus(x: Any, *, slope: float = 1.0, threshold: float = _ALMOST_LINEAR) -> Any:
     """Beyond the threshold x itself."""
-    made = f.softplus(x) if slope == 1 else f.softplus(x * slope) / slope
-    return made if threshold >= _ALMOST_LINEAR else f.where(x * slope > threshold, x, made)
+    if slope == 1 and threshold >= _ALMOST_LINEAR:
+        return f.softplus(x)
+    return f.where(x * slope > threshold, x, f.softplus(x * slope) / slope)
 
 
 def _celu(x: Any, *, alpha: float = 1.0) -> Any:
-    return f.elu(x * (1 / alpha), 1) * alpha
+    return _below(x, f.elu(x * (1 / alpha), 1) * alpha)
 
 
 def _selu(x: Any, *, alpha: float = 1.6732632, gamma: float = 1.0507010) -> Any:
@@ -241,8 +248,7 @@ def _clip_behind(node: Node, number: Callable[[str], float | None]) -> tuple[Any
         return None
     if low == 0 and high is None:
         return ("relu",)
-    largest = float(np.finfo(np.float32).max)
-    return "clamp", -largest if low is None else low, largest if high is None else high
+    return "clamp", -math.inf if low is None else low, math.inf if high is None else high
 
 
 _add("Relu", f.relu, aten=("relu",), eight_bits="rescaled")
@@ -281,21 +287,15 @@ def _infinite(x: Any, *, detect_negative: int = 1, detect_positive: int = 1) -> 
     return f.equal(x, math.inf if detect_positive else -math.inf)
 
 
-def _log1p(x: Any) -> Any:
-    """The logarithm of what 1 + x is rounded to, and what the rounding took away."""
-    total = x + 1
-    kept = total - 1
-    return f.log(total) + f.where(f.equal(kept, x), 0, (x - kept) / total)
-
-
-def _angle(y: Any, x: Any) -> Any:
-    """Of the point (x, y), which is beyond a quarter of a turn left of 0."""
-    angle = f.where(f.equal(y, 0), 0, f.atan(y / x))
-    return f.where(x < 0, angle + f.where(y < 0, -math.pi, math.pi), angle)
+def _sign(x: Any, *, of_nan: int = 1) -> Any:
+    """of_nan: whether that of NaN is NaN, as ONNX has it; else 0, as in PyTorch."""
+    return f.where(f.equal(x, x), f.sign(x), x) if of_nan else f.sign(x)
 
 
 def _rounded(x: Any, *, decimals: int = 0) -> Any:
-    power = 10.0**decimals
+    power = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return f.nearest(x / power) * power
     return f.nearest(x * power) / power if decimals else f.nearest(x)
 
 
@@ -309,11 +309,11 @@ def _cast(x: Array, *, to: str = "float32") -> Array:
 _add("Erf", f.erf, wide=True, aten=("erf",))
 _add("Exp", f.exp, wide=True, aten=("exp",))
 _add("Log", f.log, wide=True, aten=("log",))
-_add("Erfc", lambda x: 1 - f.erf(x), wide=True, onnx=False, aten=("erfc",))
+_add("Erfc", f.erfc, wide=True, onnx=False, aten=("erfc",))
 # Which loses nothing near 0.
 _add("Expm1", lambda x: (f.exp(x) + 1) * f.tanh(x * 0.5), wide=True, onnx=False, aten=("expm1",))
-_add("Exp2", lambda x: f.power(2, x), wide=True, onnx=False, aten=("exp2",))
-_add("Log1p", _log1p, wide=True, onnx=False, aten=("log1p",))
+_add("Exp2", f.exp2, wide=True, onnx=False, aten=("exp2",))
+_add("Log1p", f.log1p, wide=True, onnx=False, aten=("log1p",))
 _add("Log2", lambda x: f.log(x) / math.log(2), wide=True, onnx=False, aten=("log2",))
 _add("Log10", lambda x: f.log(x) / math.log(10), wide=True, onnx=False, aten=("log10",))
 _add("Trunc", f.trunc, onnx=False)
@@ -332,7 +332,7 @@ _add("Acosh", f.acosh, wide=True, aten=("acosh",))
 _add("Atanh", f.atanh, wide=True, aten=("atanh",))
 _add("Abs", lambda x: abs(x), aten=("abs",))
 _add("Neg", lambda x: -x, aten=("neg",))
-_add("Sign", f.sign, aten=("sign",))
+_add("Sign", _sign, aten=("sign",), arguments={"of_nan": 0})
 _add("Floor", f.floor, aten=("floor",))
 _add("Ceil", f.ceil, aten=("ceil",))
 _add("Round", _rounded)
@@ -417,8 +417,8 @@ _add("Mul", lambda x, y: x * y, aten=("mul",), eight_bits="rescaled", qlinear=Tr
 _add("Div", f.quotient)
 _add("FloorDiv", f.floor_quotient, onnx=False)
 _add("Mod", lambda x, y, *, fmod=0: (f.fmod if fmod else f.remainder)(x, y))
-_add("Hypot", lambda x, y: f.sqrt(x * x + y * y), wide=True, onnx=False, aten=("hypot",))
-_add("Atan2", _angle, wide=True, onnx=False, aten=("atan2",))
+_add("Hypot", f.hypot, wide=True, onnx=False, aten=("hypot",))
+_add("Atan2", f.atan2, wide=True, onnx=False, aten=("atan2",))
 _add("Pow", f.power, aten=("pow",), lowering=_powered, parts=_power_in_parts)
 _add("Min", lambda *inputs: reduce(f.minimum, inputs), aten=("minimum",), parts=_chain("Min"),
      **_VARIADIC)  # fmt: skip

@@ -131,8 +131,11 @@ def _cumulative_sum(node: Node, x: Array, axis: Array) -> Array:
     along = axes_of(node, axis, x.ndim)
     assert along is not None
     values = np.flip(_wide(x), along) if node.get("reverse", 0) else _wide(x)
+    if node.get("exclusive", 0):
+        count = x.shape[along[0]]
+        first = np.zeros([*x.shape[: along[0]], 1, *x.shape[along[0] + 1 :]], values.dtype)
+        values = np.concatenate([first, values], along[0]).take(np.arange(count), along[0])
     made = values.cumsum(along[0])
-    made = made - values if node.get("exclusive", 0) else made
     return (np.flip(made, along) if node.get("reverse", 0) else made).astype(x.dtype)
 
 
@@ -216,7 +219,8 @@ def _by_axes(kind: str, lowering: Lowering, node: Node) -> None:
     if axes:
         _lower_reduction(lowering, node, kind, axes)
     elif x.shape:
-        compute(lowering, lowering.output(node.outputs[0]), [x], (0,))
+        steps = (0, "abs") if kind == "norm" else (0,)
+        compute(lowering, lowering.output(node.outputs[0]), [x], steps)
     else:
         _lower_reduction(lowering, node, kind, ())
 
@@ -283,7 +287,9 @@ def _log_sum_exp_in_parts(parts: Parts, node: Node) -> bool:
     x, *axes = node.inputs
     kept = {**parts.attributes, "keepdims": 1}
     greatest = parts.op("ReduceMax", x, *axes, **kept)
-    powers = parts.op("Exp", parts.sub(x, greatest))
+    infinite = parts.equal(parts.abs(greatest), parts.float32(math.inf))
+    finite = parts.where(infinite, parts.float32(0), greatest)
+    powers = parts.op("Exp", parts.sub(x, finite))
     total = parts.op("ReduceSum", powers, *axes, **parts.attributes)
     shape = parts.tensor(node.outputs[0]).sizes
     return parts.end(parts.add(parts.op("Log", total), parts.shaped(greatest, shape)))
@@ -315,6 +321,16 @@ def _add(name: str, function: Reduce, kind: str = "", parts: Rule | None = None)
     ))  # fmt: skip
 
 
+def _unless_floats(rule: Rule) -> Rule:
+    """What the kernel does only of float32."""
+
+    def unless(parts: Parts, node: Node) -> bool:
+        tensor = parts.tensor(node.inputs[0])
+        return (tensor.scale is not None or tensor.dtype != "float32") and rule(parts, node)
+
+    return unless
+
+
 _add("ReduceMean", _mean, "mean")
 _add("ReduceSum", lambda x, axes: _wide(x).sum(axes, keepdims=True), "sum")
 _add("ReduceMax", lambda x, axes: x.max(axes, keepdims=True), "max")
@@ -323,8 +339,8 @@ _add("ReduceMin", lambda x, axes: x.min(axes, keepdims=True),
 _add("ReduceProd", lambda x, axes: _wide(x).prod(axes, keepdims=True), "prod")
 _add("ReduceL1", lambda x, axes: np.abs(_wide(x)).sum(axes, keepdims=True),
      parts=_between(Parts.abs, "ReduceSum"))  # fmt: skip
-_add("ReduceL2", lambda x, axes: np.sqrt(np.square(_wide(x)).sum(axes, keepdims=True)),
-     parts=_between(_square, "ReduceSum", Parts.sqrt))  # fmt: skip
+_add("ReduceL2", lambda x, axes: np.sqrt(np.square(_wide(x)).sum(axes, keepdims=True)), "norm",
+     _unless_floats(_between(_square, "ReduceSum", Parts.sqrt)))  # fmt: skip
 _add("ReduceSumSquare", lambda x, axes: np.square(_wide(x)).sum(axes, keepdims=True),
      parts=_between(_square, "ReduceSum"))  # fmt: skip
 _add("ReduceLogSumExp", _log_sum_exp, parts=_log_sum_exp_in_parts)

@@ -78,6 +78,7 @@ OUTPUTS: dict[str, Scalar] = {**FORMATS, **dict.fromkeys(MAXIMA, f32)}
 OCTET = 8  # columns that share one maximum
 # Of the vectors that wait: what zero points take from sums, what sums are multiplied by, the bias.
 _SHIFT, _FACTOR, _BIAS = range(WAITING)
+_LARGE = 2.0**96  # a scale by which no sum of 32 bits leaves float32
 
 # (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
 Store = Callable[[Value, Value], None]
@@ -101,6 +102,8 @@ class Epilogue(NamedTuple):
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
     the right operand, as do its column sums, float32 too. "none": sums are the product itself.
     `moderate`: the scales of rows, columns and a quantized output all are (numerics.float32).
+    Where they are not, the scale of a row above 2^96 comes after its column's, so that a result
+    that float32 holds is never infinite on its way.
 
     If `finite`, a sum with its scales is a finite number, to which nothing else is done; so it need
     not be seen to that NaN is the same bits everywhere. If `folds`, what the scales of sums make
@@ -387,9 +390,17 @@ def _scaling(epilogue: Epilogue, place: Columns) -> Apply:
         return lambda row, value: fma(value.to(f32), factor, bias)
 
     def scale(row: Value, value: Value) -> Value:
-        if scales != "none":
-            value = value.to(f32) * (place.of_rows(at.row_scale, row) if first is None else first)
-        return value if column_scale is None else value * column_scale
+        if scales == "none":
+            return value
+        row_scale = place.of_rows(at.row_scale, row) if first is None else first
+        if column_scale is None:
+            return value.to(f32) * row_scale
+        if epilogue.moderate and uniform:
+            return value.to(f32) * row_scale * column_scale
+        # A sum of 32 bits times a large scale can overflow though the other scale makes it small.
+        large = row_scale > _LARGE
+        value = value.to(f32) * select(large, column_scale, row_scale)
+        return value * select(large, row_scale, column_scale)
 
     return scale
 

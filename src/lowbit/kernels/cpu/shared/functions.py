@@ -6,9 +6,13 @@ set. Accuracies are stated where the functions are specified, in spec/post_ops.p
 
 from __future__ import annotations
 
-from lowbit.isa.generic import fma, maximum, minimum, select
-from lowbit.isa.types import Scalar, f32, s32, with_element
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from lowbit.isa.generic import any_, fma, maximum, minimum, select
+from lowbit.isa.types import Scalar, Vector, f32, s32, with_element
 from lowbit.isa.value import Value
+from lowbit.jit.builder import Builder
 
 _ROUND = 1.5 * 2.0**23  # added to |x| < 2^22, it leaves round-half-even(x) in the low bits
 _ROUND_BITS = 0x4B400000
@@ -133,3 +137,39 @@ def canonical(x: Value) -> Value:
     """x, and for NaN the one whose bits are 0x7FC00000: which of its operands' NaNs an operation
     gives, and of which sign one that it makes is, differs between machines."""
     return select(x.equals(x), x, constant(x, float("nan")))
+
+
+_SIGN = -(2**31)
+_MOST_BITS = 0x7F7FFFFF  # of the greatest float32
+
+
+def magnitude(x: Value) -> Value:
+    """|x|."""
+    signed = with_element(x.type, s32)
+    return (x.bits(signed) & ~_SIGN).bits(with_element(x.type, f32))
+
+
+def with_sign(x: Value, value: Value) -> Value:
+    """A value that is not negative, with the sign of x, which a zero has too."""
+    signed = with_element(x.type, s32)
+    sign = x.bits(signed) & _SIGN
+    return (value.bits(signed) | sign).bits(with_element(x.type, f32))
+
+
+def not_finite(x: Value) -> Value:
+    """Whether it is NaN or infinite."""
+    return magnitude(x).bits(with_element(x.type, s32)) > _MOST_BITS
+
+
+def rarely(
+    condition: Value, values: Sequence[Value], repaired: Callable[[], Sequence[Value]]
+) -> list[Value]:
+    """Values, or in the lanes where a condition holds what is computed only if it does in one."""
+    k = cast(Builder, condition.machine)
+    several = isinstance(condition.type, Vector)
+    with k.scope():
+        registers = [k.register(value) for value in values]
+        for _ in k.when(any_(condition) if several else condition):
+            for register, other in zip(registers, repaired(), strict=True):
+                register.value = select(condition, other, register.value) if several else other
+        return [register.value for register in registers]

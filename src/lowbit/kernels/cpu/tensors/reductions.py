@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from lowbit.isa.generic import maximum, minimum
+from lowbit.isa.generic import fma, maximum, minimum, sqrt
 from lowbit.isa.types import (
     F32Pointer,
     Int,
@@ -15,9 +15,11 @@ from lowbit.isa.types import (
     Vector,
     element_of,
     f32,
+    f64,
     s32,
     s64,
     u64,
+    with_element,
 )
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
@@ -34,7 +36,7 @@ from lowbit.kernels.cpu.shared.formats import (
     store_vector,
     storing,
 )
-from lowbit.kernels.cpu.shared.functions import rounded
+from lowbit.kernels.cpu.shared.functions import not_finite, rarely, rounded
 from lowbit.kernels.cpu.shared.post_op import keeping_nan
 from lowbit.kernels.cpu.tensors.indexing import ELEMENTS
 from lowbit.kernels.cpu.tensors.integers import quotient
@@ -46,11 +48,12 @@ from lowbit.kernels.cpu.tensors.loops import TOGETHER, by_vectors
 class Reduction(NamedTuple):
     """What is made of many numbers. It keys the code.
 
-    kind: "sum", "mean", "max" or "prod". format, out: of input and output. requantized: whether
-    maxima of integers are converted; if not, input and output have one format, scale and zero
-    point, and what is stored is compared. Sums of 8-bit integers are exact, in 32 bits. Integers
-    that stand for themselves, of `WHOLE`, are computed as such, in a single format, and wrap; a
-    mean has no fraction, and is of a sum in 64 bits.
+    kind: "sum", "mean", "max", of integers "prod", or, of floats, "norm", the root of the sum of
+    squares. format, out: of input and output. requantized: whether maxima of integers are
+    converted; if not, input and output have one format, scale and zero point, and what is stored is
+    compared. Sums of 8-bit integers are exact, in 32 bits. Integers that stand for themselves, of
+    `WHOLE`, are computed as such, in a single format, and wrap; a mean has no fraction, and is of a
+    sum in 64 bits. Where a sum of floats leaves float32, it is made in float64.
     """
 
     kind: str
@@ -85,6 +88,11 @@ class Reduction(NamedTuple):
         return x.cast(kinds[self.format]), out.cast(kinds[self.out])
 
 
+# Makes a loop over numbers: scalars, or vectors of so many columns.
+Numbers = Callable[[], Iterator[Value]]
+_LEAST_SQUARES = 2.0**-100  # a sum of squares below which some were not normal
+
+
 class Reducer:
     """A reduction in a kernel.
 
@@ -103,6 +111,11 @@ class Reducer:
         self._stored: Convert = lambda value: value.to((FORMATS | WHOLE)[reduction.out])
         if reduction.converted:
             self._stored = storing(reduction.out, numbers[counts[0] :])
+
+    @property
+    def _floats(self) -> bool:
+        """Whether float32 is summed."""
+        return self._reduction.kind != "max" and self._reduction.computed == f32
 
     def start(self, lanes: int) -> Value:
         """What changes nothing."""
@@ -125,16 +138,25 @@ class Reducer:
         greater = maximum(a, b)
         return keeping_nan(a, greater) if element_of(a.type) == f32 else greater
 
+    def include(self, total: Value, number: Value) -> Value:
+        """What becomes of the others and one more number."""
+        if self._reduction.kind == "norm":
+            return fma(number, number, total)
+        return self.combine(total, number)
+
     def take(self, values: Sequence[Register], source: Value, left: Value | None = None) -> None:
         """Combine vectors with what lies from `source` on, of which the first `left` exist."""
         for register in values:
             lanes = register.value.lanes
             read = self.loaded(load_vector(source, lanes, left))
-            register.value = self.combine(register.value, read)
+            register.value = self.include(register.value, read)
             source = source + lanes
 
-    def finish(self, value: Value, count: Value, divisor: Value | None) -> Value:
-        """What is stored, of `count` numbers; a mean is their sum over `divisor`. Both s32."""
+    def finish(
+        self, value: Value, count: Value, divisor: Value | None, numbers: Numbers | None = None
+    ) -> Value:
+        """What is stored, of `count` numbers; a mean is their sum over `divisor`. Both s32.
+        numbers: all of them, from which a sum that left float32 on its way is made again."""
         if self._reduction.kind == "max":
             if self._reduction.requantized:
                 value = dequantizing(self._reduction.format, self._given)(value)
@@ -142,12 +164,30 @@ class Reducer:
         if self._given:
             scale, zero = self._given
             value = (value - self._every(count) * rounded(zero)).to(f32) * scale
+        made = self._from_sum(value, divisor)
+        if numbers is not None and self._floats:
+            lost = not_finite(value)
+            if self._reduction.kind == "norm":
+                lost = lost | (value < _LEAST_SQUARES)
+            (made,) = rarely(lost, [made], lambda: [self._in_float64(made, divisor, numbers)])
+        return self._stored(made)
+
+    def _from_sum(self, value: Value, divisor: Value | None) -> Value:
+        """The result, of a sum."""
+        if self._reduction.kind == "norm":
+            return sqrt(value)
         if self._reduction.kind == "mean" and divisor is not None:
-            if self._reduction.whole:
-                numbers = self._every(divisor).to(element_of(value.type))
-                return self._stored(quotient(value, numbers))
-            value = value / self._every(divisor).to(f32)
-        return self._stored(value)
+            numbers = self._every(divisor).to(element_of(value.type))
+            return quotient(value, numbers) if self._reduction.whole else value / numbers
+        return value
+
+    def _in_float64(self, like: Value, divisor: Value | None, numbers: Numbers) -> Value:
+        total = self._k.register(self._k.constant(0.0, with_element(like.type, f64)))
+        for number in numbers():
+            wide = self.loaded(number).to(f64)
+            term = wide * wide if self._reduction.kind == "norm" else wide
+            total.value = total.value + term
+        return self._from_sum(total.value, divisor).to(f32)
 
     def _every(self, number: Value) -> Value:
         return number.splat(self._lanes) if self._lanes else number
@@ -193,9 +233,14 @@ def reduce_rows(
                 both = reducer.combine(first.value, second.value)
                 total = k.register(across(both, reducer.combine))
                 for at in k.range(whole, count):
-                    total.value = reducer.combine(total.value, reducer.loaded((start + at).load()))
-                numbers = count.to(s32)
-                (target + row).store(reducer.finish(total.value, numbers, numbers))
+                    total.value = reducer.include(total.value, reducer.loaded((start + at).load()))
+
+                def numbers(start: Value = start) -> Iterator[Value]:
+                    for at in k.range(0, count):
+                        yield (start + at).load()
+
+                many = count.to(s32)
+                (target + row).store(reducer.finish(total.value, many, many, numbers))
 
 
 @kernel
@@ -218,7 +263,7 @@ def reduce_columns(
     reducer = Reducer(k, reduction, parameters, lanes)
     source, target = reduction.pointers(x, out)
     blocks = (inner + (_COLUMN_BLOCK - 1)) // _COLUMN_BLOCK
-    numbers = count.to(s32)
+    many = count.to(s32)
     for item in k.parallel(outer * blocks):
         image, begin = item // blocks, item % blocks * _COLUMN_BLOCK
         corner, place = source + image * count * inner + begin, target + image * inner + begin
@@ -242,8 +287,14 @@ def reduce_columns(
                     for total, part in zip(totals, parts, strict=True):
                         total.value = reducer.combine(total.value, part.value)
                 for number, total in enumerate(totals):
-                    made = reducer.finish(total.value, numbers, numbers)
-                    store_vector(made, place + at + number * lanes, left)
+                    first = at + number * lanes
+
+                    def numbers(first: Value = first) -> Iterator[Value]:
+                        for row in k.range(0, count):
+                            yield load_vector(corner + row * inner + first, lanes, left)
+
+                    made = reducer.finish(total.value, many, many, numbers)
+                    store_vector(made, place + first, left)
 
         by_vectors(k, minimum(inner - begin, k.index(_COLUMN_BLOCK)), lanes, TOGETHER, some)
 
@@ -338,24 +389,19 @@ def running_sums(
 ) -> None:
     """out[r, i] = the sum of x[r, :i + 1], both [rows, count] of one of `ELEMENTS`, contiguous.
 
-    exclusive: without x[r, i]; reverse: of x[r, i:]. What the rounding of a float32 sum takes away
-    is added to the next number (Kahan 1965, doi:10.1145/363707.363723).
+    exclusive: without x[r, i]; reverse: of x[r, i:]. float32 is summed in float64: a sum that
+    overflows does not spoil later ones, and each is rounded once.
     """
     element = ELEMENTS[format]
+    wide = f64 if format == "f32" else element
     source, target = x.cast(element), out.cast(element)
     for row in k.parallel(rows):
-        total, lost = (k.register(k.constant(0, element)) for _ in range(2))
+        total = k.register(k.constant(0, wide))
         for number in k.range(0, count):
             at = row * count + (count - 1 - number if reverse else number)
             given = (source + at).load()
             if exclusive:
-                (target + at).store(total.value)
-            if format == "f32":
-                given = given - lost.value
-                new = total.value + given
-                lost.value = (new - total.value) - given
-                total.value = new
-            else:
-                total.value = total.value + given
+                (target + at).store(total.value.to(element))
+            total.value = total.value + given.to(wide)
             if not exclusive:
-                (target + at).store(total.value)
+                (target + at).store(total.value.to(element))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.isa.generic import fma, maximum, minimum, sqrt, store_head
+from lowbit.isa.generic import fma, maximum, minimum, select, sqrt, store_head
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, f32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder, item_size
@@ -260,10 +260,12 @@ class _Row:
 #     out = (x − mean) / √(variance + ε) · weight + bias
 #
 # Two passes over a row, or two, in the nearest cache: its mean, then the mean square of what is
-# left without it, in float32. RMSNorm leaves the mean where it is.
+# left without it, in float32. RMSNorm leaves the mean where it is. A row whose squares overflow is
+# scaled, and passed over again.
 
 _TOGETHER = 2  # rows whose sums are made at a time, where one vector register holds 16 lanes
 _WIDE = 64  # bytes of such a register
+_SCALED = 2.0**-96  # by which rows are multiplied whose squares overflow
 
 Vectors = Callable[[Value, Value | None], Value]  # of a row, by place and by what is left there
 
@@ -339,8 +341,16 @@ def normalize(
             waiting = rows_of.fetch(
                 [source + number * x_stride for number in numbers], scratch_stride
             )
-            for number, (place, mean, inverse) in zip(numbers, waiting, strict=True):
-                rows_of.finish(place, mean, inverse, (weight, bias), target + number * out_stride)
+            for number, row in zip(numbers, waiting, strict=True):
+                rows_of.finish(row, (weight, bias), target + number * out_stride)
+
+
+class Waiting(NamedTuple):
+    """A row that was read: where it is, its mean, or 0, and the factor that normalizes it."""
+
+    place: Value
+    mean: Value
+    factor: Value
 
 
 class _Rows:
@@ -356,22 +366,35 @@ class _Rows:
         self._x = dequantizing(form.x, numbers[:x])
         self._store_row = RowStore(k, form.out, numbers[x:], LANES)
 
-    def fetch(self, sources: list[Value], apart: Value) -> list[tuple[Value, Value, Value]]:
-        """Bring rows near, so far apart; of each where it waits, its mean, or 0, and the factor
-        that normalizes it, in every lane."""
-        k, width, form = self._k, self._width, self._form
-        count = width.to(f32)
+    def fetch(self, sources: list[Value], apart: Value) -> list[Waiting]:
+        """Bring rows near, so far apart."""
         scratch = [self._scratch + apart * i for i in range(len(sources))]
-        places = sources if form.x == "f32" else scratch
+        copied = self._form.x != "f32"
+        places = scratch if copied else sources
+        taken = [
+            self._taking(source, place if copied else None)
+            for source, place in zip(sources, places, strict=True)
+        ]
+        rows = self._measured(taken, places, self._epsilon)
+        triples = zip(rows, sources, scratch, strict=True)
+        return [self._without_overflow(row, source, near) for row, source, near in triples]
 
-        def taking(source: Value, place: Value) -> Vectors:
-            def take(at: Value, left: Value | None) -> Value:
-                value = self._x(load_vector(source + at, LANES, left))
-                if form.x != "f32":
-                    (place + at).store(value)
-                return value
+    def _taking(self, source: Value, place: Value | None, factor: float = 1.0) -> Vectors:
+        """How a row is read, times a factor, and left in a place, if there is one."""
 
-            return take
+        def take(at: Value, left: Value | None) -> Value:
+            value = self._x(load_vector(source + at, LANES, left))
+            value = value if factor == 1 else value * factor
+            if place is not None:
+                (place + at).store(value)
+            return value
+
+        return take
+
+    def _measured(self, taken: list[Vectors], places: list[Value], epsilon: Value) -> list[Waiting]:
+        """Of rows, by how they are read and where they wait then."""
+        k, width = self._k, self._width
+        count = width.to(f32)
 
         def without(place: Value, mean: Value) -> Vectors:
             return lambda at, left: load_vector(place + at, LANES, left) - mean
@@ -379,24 +402,35 @@ class _Rows:
         def square(value: Value, total: Value) -> Value:
             return fma(value, value, total)
 
-        taken = [taking(source, place) for source, place in zip(sources, places, strict=True)]
-        means = [k.zeros(f32, LANES)] * len(sources)
-        if form.centred:
-            means = [(sum_ / count).splat(LANES) for sum_ in fold_rows(k, width, taken)]
-            taken = [without(place, mean) for place, mean in zip(places, means, strict=True)]
+        means = [k.constant(0.0, f32)] * len(places)
+        if self._form.centred:
+            means = [total / count for total in fold_rows(k, width, taken)]
+            vectors = [mean.splat(LANES) for mean in means]
+            taken = [without(place, mean) for place, mean in zip(places, vectors, strict=True)]
         squares = fold_rows(k, width, taken, take_in=square)
-        inverses = [(1.0 / sqrt(one / count + self._epsilon)).splat(LANES) for one in squares]
-        return list(zip(places, means, inverses, strict=True))
+        factors = [1.0 / sqrt(total / count + epsilon) for total in squares]
+        return [Waiting(*row) for row in zip(places, means, factors, strict=True)]
 
-    def finish(
-        self, place: Value, mean: Value, inverse: Value, affine: tuple[Value, Value], target: Value
-    ) -> None:
+    def _without_overflow(self, row: Waiting, source: Value, scratch: Value) -> Waiting:
+        """The same of a row whose squares are beyond float32: scaled, it waits in scratch. ε
+        vanishes beside it."""
+        k = self._k
+        registers = [k.register(value) for value in row]
+        unusable = select(row.factor > 0.0, k.index(0), k.index(1)) > 0  # for NaN, too
+        for _ in k.when(unusable):
+            taken = self._taking(source, scratch, _SCALED)
+            (scaled,) = self._measured([taken], [scratch], k.constant(0.0, f32))
+            for register, value in zip(registers, scaled, strict=True):
+                register.value = value
+        return Waiting(*(register.value for register in registers))
+
+    def finish(self, row: Waiting, affine: tuple[Value, Value], target: Value) -> None:
         """Normalize a row that waits, and store it."""
-        form = self._form
+        form, mean, factor = self._form, row.mean.splat(LANES), row.factor.splat(LANES)
 
         def normalized(at: Value, left: Value | None) -> Value:
-            value = load_vector(place + at, LANES, left)
-            value = (value - mean if form.centred else value) * inverse
+            value = load_vector(row.place + at, LANES, left)
+            value = (value - mean if form.centred else value) * factor
             weight, bias = (
                 load_vector(one + at, LANES, left) if there else None
                 for one, there in zip(affine, (form.weight, form.bias), strict=True)

@@ -35,7 +35,10 @@ def _like(number: Any) -> Any:
 def same_operator(op: str, b: Builder, **arguments: Any) -> Value:
     """An operator of ours that is ATen's: inputs in the order of its schema, attributes by name."""
     record, logical = operators.get(op), b.operator.startswith("logical")
-    named = {ours: arguments.pop(theirs) for ours, theirs in record.arguments.items()}
+    named = {
+        ours: arguments.pop(theirs) if isinstance(theirs, str) else theirs
+        for ours, theirs in record.arguments.items()
+    }
     given = [one for one in arguments.values() if one is not None]
     if not isinstance(record, Elementwise):
         return b.op(op, *(one for one in given if isinstance(one, str)), **named)
@@ -59,9 +62,9 @@ def divide(b: Builder, *, x: Any, other: Any, rounding_mode: str | None = None) 
     one, two = operands(b, x, other)
     floored = rounding_mode == "floor"
     if b.out.dtype.is_floating_point:
-        made = b.div(one, two)
         if floored:
-            return b.floor(made)
+            return b.op("FloorDiv", one, two)
+        made = b.div(one, two)
         return made if rounding_mode is None else b.op("Trunc", made)
     return b.op("FloorDiv", one, two) if floored else b.div(one, two)
 
@@ -126,7 +129,7 @@ def prelu(b: Builder, *, x: Value, weight: Value) -> Value:
 
 @converter("rsqrt")
 def rsqrt(b: Builder, *, x: Value) -> Value:
-    return b.op("Reciprocal", b.sqrt(b.to(x, b.out.dtype)))
+    return b.div(b.number(1, b.out.dtype), b.sqrt(b.to(x, b.out.dtype)))
 
 
 @converter("bitwise_not")
