@@ -79,7 +79,7 @@ def test_the_sign_of_nan() -> None:
 
 def test_a_bound_lets_infinity_pass() -> None:
     net = Net()
-    x = net("MatMul", net.input(2, 1), net.constant(F([[1, -1]])))
+    x = net("MatMul", net.input(2, 1), net.constant(np.array([[1, -1]], F)))
     outputs = [net("Clip", x, net.constant(F(0.5))), net("Clip", x, "", net.constant(F(0.5)))]
     _check(net, outputs, [[[INF, 0.5], [2, 0.5]], [[0.5, -INF], [0.5, -2]]], [[INF], [2]])
 
@@ -119,4 +119,6 @@ def test_sums_that_leave_float32_on_their_way(shape: tuple[int, ...]) -> None:
         finite = np.isfinite(exact) & (np.abs(exact) < np.finfo(F).max)
         error = np.abs(got[name].ravel()[finite] - exact[finite])
         assert (error <= 1e-5 * size[finite] + 2.0**-149).all(), name
-        np.testing.assert_array_equal(got[name].ravel()[~finite], exact.astype(F)[~finite])
+        with np.errstate(over="ignore"):
+            infinite = exact[~finite].astype(F)
+        np.testing.assert_array_equal(got[name].ravel()[~finite], infinite)

@@ -281,7 +281,13 @@ def _reduced(
         total = how(numbers, _greater, LEAST[reduction.format])
     else:
         total = how(numbers, np.add, 0)
-    return _finished(total, np.array(count), np.array(count), reduction)
+    if reduction.kind == "max" or reduction.format in AFFINE:
+        return _finished(total, np.array(count), np.array(count), reduction)
+    # What leaves float32 on its way is summed in float64, number after number.
+    wide = numbers.astype(np.float64).cumsum(axis=1)[:, -1]
+    divisor = count if reduction.kind == "mean" else 1
+    made = np.where(np.isfinite(total), total / np.float32(divisor), wide / divisor)
+    return stored(made.astype(np.float32), reduction.out, AFFINE.get(reduction.out))
 
 
 def test_a_mean_of_many_numbers_is_accurate(run_all: RunAll) -> None:
