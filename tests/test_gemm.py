@@ -383,7 +383,8 @@ def test_a_c_beside_the_output_in_one_buffer() -> None:
     before = memory.copy()
     gemm(a, b, c, beta=2.0, out=out)
     np.testing.assert_allclose(out, a @ b + 2 * c, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(np.delete(memory, range(4, 8), 1), np.delete(before, range(4, 8), 1))
+    others = [0, 1, 2, 3, 8, 9, 10, 11]
+    np.testing.assert_array_equal(memory[:, others], before[:, others])
 
 
 def test_outputs_that_must_not_be_written() -> None:

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from lowbit.registry import Registry
 from lowbit.registry.extras import explained, require
+from lowbit.registry.files import OF_WRITING, naming_file
 
 if TYPE_CHECKING:  # what prints a text does without rich
     from rich.console import Console, RenderableType
@@ -119,7 +120,9 @@ def one_line_errors(code: int | None = None) -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError):
             message = explained(error)
         elif isinstance(error, OSError):
-            message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            unnamed = "standard output" if error.errno in OF_WRITING else ""
+            name = error.filename or unnamed
+            message = f"{name}: {error.strerror}" if name else str(error)
         elif isinstance(error, MemoryError):
             message = "out of memory; give smaller shapes, or fewer vectors"
         elif isinstance(error, ValueError | RuntimeError | TypeError):
@@ -158,6 +161,7 @@ class Show:
             from lowbit.report.page import command_line, page
 
             self._html.write(page(title, text, tuple(figures()), command_line()))
+            self._html.flush()
             print(f"page written to {self._html.name}", file=sys.stderr)
         if self._file == "-":
             print(json)
@@ -193,7 +197,7 @@ def opened(file: str | None) -> Iterator[TextIO | None]:
     elif file == "-":
         yield sys.stdout
     else:
-        with open(file, "w", encoding="utf-8") as stream:
+        with naming_file(file), open(file, "w", encoding="utf-8") as stream:
             yield stream
 
 

@@ -251,6 +251,7 @@ def _language_model(
     if format is None:
         return _kept(Path(model), out)
     from lowbit.lm.quantize import quantize
+    from lowbit.registry.files import write_text
 
     texts = (None if one is None else one.read_text("utf-8") for one in (calibration, evaluate))
     known, other = texts
@@ -259,7 +260,7 @@ def _language_model(
         on_layer=lambda number, count: print(f"layer {number} of {count}", file=sys.stderr),
     )  # fmt: skip
     text = json.dumps(asdict(report), indent=1)
-    (out / "report.json").write_text(text + "\n", "utf-8")
+    write_text(out / "report.json", text + "\n")
     return str(report), text
 
 

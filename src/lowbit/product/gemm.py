@@ -21,7 +21,13 @@ from lowbit.jit.launch import Launch, Place, Word
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import LINE, blocks
-from lowbit.product.arguments import check_float, check_inner, check_matrix, check_no_overlap, shares_bytes
+from lowbit.product.arguments import (
+    check_float,
+    check_inner,
+    check_matrix,
+    check_no_overlap,
+    shares_bytes,
+)
 from lowbit.product.describe import of_floats, tell_plan
 from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
