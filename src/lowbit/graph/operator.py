@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.graph.graph import Node, Tensor
+from lowbit.graph.graph import Constant, Node, Tensor
 from lowbit.registry import Registry
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def required(function: Callable[..., Any]) -> int:
 
 
 @contextmanager
-def naming(node: Node, inputs: Sequence[Tensor | Array | None]) -> Iterator[None]:
+def naming(node: Node, inputs: Sequence[Tensor | Constant | None]) -> Iterator[None]:
     """What goes wrong becomes a ValueError that names the node and the shapes of its inputs."""
     try:
         yield

@@ -125,7 +125,9 @@ def decomposed(graph: Graph) -> Graph:
         for node in graph.nodes:
             parts = Parts(graph, node)
             rule = operators.get(node.op).parts
-            if rule is None or not rule(parts, node):
+            with naming(node, graph.described(node)):
+                replaced = rule is not None and rule(parts, node)
+            if not replaced:
                 nodes.append(node)
                 continue
             changed = True
