@@ -108,9 +108,9 @@ def group(name: str, text: str, *, example: str, **options: Any) -> typer.Typer:
 
 @contextmanager
 def one_line_errors(code: int | None = None) -> Iterator[None]:
-    """Turn what a user can cause into one line: exit code 2 for bad input, 1 for the rest. With
-    `code`, whatever keeps a command from its work, and always this code: a user's file may raise
-    anything while it is imported."""
+    """Turn what a user can cause into one line: exit code 2 for bad input, also where a file is not
+    there, 1 for the rest. With `code`, whatever keeps a command from its work, and always this
+    code: a user's file may raise anything while it is imported."""
     try:
         yield
     except typer.Exit:  # which is a RuntimeError
@@ -123,6 +123,8 @@ def one_line_errors(code: int | None = None) -> Iterator[None]:
             unnamed = "standard output" if error.errno in OF_WRITING else ""
             name = error.filename or unnamed
             message = f"{name}: {error.strerror}" if name else str(error)
+            if isinstance(error, FileNotFoundError):  # as of another name that there is not
+                usual = 2
         elif isinstance(error, MemoryError):
             message = "out of memory; give smaller shapes, or fewer vectors"
         elif isinstance(error, ValueError | RuntimeError | TypeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -189,6 +190,7 @@ def quantize(
             how = None if bits == KEPT else _format(bits, group_size, symmetric, range_, rounding)
             show(*_language_model(model, out, how, calibration, evaluate, threads))
         else:
+            _check_place(model)
             _refuse(of_language, "they are for language models; give --data")
             method: dict[str, Any] = {
                 "config": config or "static", "observer": observer, "rounding": rounding,
@@ -197,6 +199,12 @@ def quantize(
             }  # fmt: skip
             show(*_network(model, out, method, data, weights, batches, threads, samples))
     print(f"written to {out}", file=sys.stderr)
+
+
+def _check_place(model: str) -> None:
+    """FileNotFoundError: what can only be a place of files is none."""
+    if ("/" in model and ":" not in model) and not Path(model).exists():
+        raise FileNotFoundError(errno.ENOENT, "there is no such file or folder", model)
 
 
 def _refuse(options: Mapping[str, Any], why: str) -> None:
