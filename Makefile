@@ -39,13 +39,14 @@ define install
 	@touch $(2)
 endef
 
-.PHONY: help venv demo test test-deep memcheck lint docs clean
+.PHONY: help venv demo test test-deep memcheck lower-bounds lint docs clean
 
 help:
 	@echo "make demo       quantize a sentence encoder beside fp32 and others' int8; ask a language model"
 	@echo "make test       run every test that takes less than a second, with $(WORKERS) workers (WORKERS=N)"
 	@echo "make test-deep  run the others: whole programs, checks of many cases, large products"
 	@echo "make memcheck   run the core's tests under valgrind, with the generic set"
+	@echo "make lower-bounds  try the oldest versions of dependencies that are allowed"
 	@echo "make lint       run ruff and pyright"
 	@echo "make docs       make the site of docs/ and the docstrings, in build/site"
 	@echo "make venv       only set up $(VENV) (the others do it when needed)"
@@ -73,6 +74,10 @@ memcheck: $(FOR_ALL)
 	  --suppressions=tools/valgrind.supp \
 	  $(BIN)/python -m pytest -p no:xdist -o timeout=0 --cpu-limit 0 -m "not deep" \
 	  tests/jit tests/test_call_cache*.py tests/test_gemm.py tests/test_locks.py
+
+# The core and extras in the oldest versions that pyproject.toml allows, in an environment of its own.
+lower-bounds: $(MADE)
+	@$(BIN)/python tools/lower_bounds.py
 
 lint: $(FOR_ALL)
 	@$(BIN)/ruff check .

@@ -66,6 +66,31 @@ def test_rows_of_an_output_that_are_apart_are_written_there(function: Any, kind:
     np.testing.assert_array_equal(memory, np.hstack([expected, np.full_like(expected, 7)]))
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@FUNCTIONS
+def test_an_output_beside_its_operand_in_one_buffer(function: Any, kind: str) -> None:
+    """Blocks of columns: each begins before the other ends, and they share no byte."""
+    operands = dict(OPERANDS[function])
+    name = "x" if "x" in operands else "a"
+    operand = operands[name]
+    expected = function(**operands)
+    item = expected.itemsize // operand.itemsize
+    memory = np.full((M, 3 * N), 7, expected.dtype)
+    inside = memory.view(operand.dtype)[:, : item * N : item]  # the first N columns
+    inside[...] = operand
+    out = memory[:, N : 2 * N]
+    operands[name] = inside
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        operands[name] = torch.from_numpy(inside)
+        out = torch.from_numpy(out)
+    for _ in range(3):  # the third may be a known call
+        function(**operands, out=out)
+    np.testing.assert_array_equal(memory[:, N : 2 * N], expected)
+    np.testing.assert_array_equal(inside, operand)
+    assert (memory[:, 2 * N :] == 7).all()
+
+
 def test_stacks_that_overlap_themselves() -> None:
     a, b = np.stack([A, A]), np.stack([A.T, A.T])
     out = np.broadcast_to(np.zeros((M, M), np.int32), (2, M, M))

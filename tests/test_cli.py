@@ -153,7 +153,7 @@ def test_missing_shapes_and_unknown_options_are_told() -> None:
 def test_unwritable_file_is_told_before_anything_runs(tmp_path: Path, option: str) -> None:
     target = tmp_path / "missing" / "record"
     done = call_lowbit("bench", "matmul", "2x3:3x4", "--no-peers", option, str(target))
-    line = error_line(done, 1)
+    line = error_line(done, 2)
     assert str(target) in line
     assert "No such file or directory" in line
 
@@ -247,6 +247,22 @@ def test_bad_networks_are_one_line(
     np.savez(tmp_path / "two.npz", a=np.ones((9, 4), np.float32), b=np.ones((9, 4), np.float32))
     files = "--out", str(tmp_path / "out"), "--data", str(tmp_path / "two.npz")
     assert message in error_line(call_lowbit("quantize", network, *files), 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "nowhere"),
+        ("report", "nowhere"),
+        ("generate", "nowhere.gguf", "text"),
+        ("quantize", "./nowhere", "--calibration", "text.txt", "--out", "out"),
+        ("compare", "nowhere.py"),
+        ("quantize", "nowhere", "--out", "out"),
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_a_place_that_is_none_is_named_with_one_exit_code(arguments: tuple[str, ...]) -> None:
+    assert "nowhere" in error_line(call_lowbit(*arguments), 2)
 
 
 @pytest.mark.deep

@@ -392,6 +392,17 @@ def test_bad_arguments(arguments: Any, error: type[Exception], message: str) -> 
         gemm(**{"a": A, "b": B, **arguments})
 
 
+def test_a_c_beside_the_output_in_one_buffer() -> None:
+    memory = drawn((5, 12), 1)
+    a, b = drawn((5, 3), 2), drawn((3, 4), 3)
+    c, out = memory[:, :4], memory[:, 4:8]
+    before = memory.copy()
+    gemm(a, b, c, beta=2.0, out=out)
+    np.testing.assert_allclose(out, a @ b + 2 * c, rtol=1e-5, atol=1e-5)
+    others = [0, 1, 2, 3, 8, 9, 10, 11]
+    np.testing.assert_array_equal(memory[:, others], before[:, others])
+
+
 def test_outputs_that_must_not_be_written() -> None:
     square = drawn((4, 4), 1)
     with pytest.raises(ValueError, match="out shares memory with a or b"):

@@ -26,6 +26,16 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         shapes.get("circle")
 
 
+def test_the_nearest_name_is_told() -> None:
+    shapes: Registry[str] = Registry("shape")
+    shapes.add("square", "four")
+    shapes.add("circle", "none")
+    with pytest.raises(
+        ValueError, match=r"'sqare' \(did you mean 'square'\?\); known: square, cir"
+    ):
+        shapes.get("sqare")
+
+
 def test_a_name_is_given_once() -> None:
     shapes: Registry[int] = Registry("shape")
     shapes.add("square", 4)

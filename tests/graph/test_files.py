@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,11 @@ def test_another_file(tmp_path: Path) -> None:
         load(tmp_path / "text")
 
 
+def _first_format(described: Any) -> Any:
+    """The entry of the first tensor with a scale: dtype, shape, scale, zero point."""
+    return next(entry for entry in described["tensors"].values() if entry[2] is not None)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -131,6 +137,16 @@ def test_another_file(tmp_path: Path) -> None:
         lambda d: d.__setitem__("outputs", ["nobody"]),
         lambda d: d.__setitem__("tensors", {}),
         lambda d: d.__setitem__("tensors", []),
+        lambda d: d["nodes"][0].__setitem__("op", ["Conv"]),
+        lambda d: d["nodes"][0].__setitem__("outputs", []),
+        lambda d: d["nodes"][0]["attributes"].__setitem__("strides", {"a": 1}),
+        lambda d: d["nodes"][0]["attributes"].__setitem__("strides", None),
+        lambda d: _first_format(d).__setitem__(0, ["int8"]),
+        lambda d: _first_format(d).__setitem__(1, [-2, 3]),
+        lambda d: _first_format(d).__setitem__(2, {"a": 1}),
+        lambda d: _first_format(d).__setitem__(2, -1.0),
+        lambda d: _first_format(d).__setitem__(3, [0, 0]),
+        lambda d: _first_format(d).__setitem__(3, 300),
     ],
 )
 def test_forged_headers(change: object, tmp_path: Path) -> None:
@@ -145,3 +161,31 @@ def test_forged_headers(change: object, tmp_path: Path) -> None:
     files._FILE.write(tmp_path / "forged", {"network": json.dumps(described)}, tensors)
     with pytest.raises(ValueError, match="forged"):
         load(tmp_path / "forged")
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"strides": 3},
+        {"strides": "xy"},
+        {"strides": (1,)},
+        {"post_ops": (7,)},
+        {"post_ops": (("clip", 1, 2, 3),)},
+        {"pads": (1.5, 1, 1, 1)},
+        {"group": (2,)},
+        {"group": 0},
+    ],
+    ids=str,
+)
+def test_forged_attributes_name_file_and_node(attributes: Any, tmp_path: Path) -> None:
+    """At the first call, which meets them."""
+    net = Net()
+    weight = quantize(np.ones((16, 8, 3, 3), np.float32), axis=0)
+    net.constants["w"] = weight
+    graph = net.graph(net("Conv", net.input("batch", 8, 5, 5), "w", kernel_shape=(3, 3)))
+    (node,) = graph.nodes
+    forged = node.replaced(name="stem", attributes={**node.attributes, **attributes})
+    save(replace(graph, nodes=(forged,)), tmp_path / "forged")
+    session = Session(load(tmp_path / "forged"), threads=1)
+    with pytest.raises(ValueError, match=r"forged: Conv 'stem'"):
+        session.run(*random_inputs(graph, batch=2).values())

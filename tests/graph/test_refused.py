@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from lowbit.graph import Session
+from lowbit.graph import Session, unroll
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.onnx import from_onnx
-from lowbit.graph.passes import simplified
+from lowbit.graph.passes import fold, simplified
 from lowbit.registry import extras
 
 onnx = pytest.importorskip("onnx")
@@ -114,6 +115,114 @@ def test_control_flow_is_refused(op: str) -> None:
     one = model((op, ["x"], ["y"], {"body": body}))
     with pytest.raises(NotImplementedError, match=f"{op} decides on data what is computed"):
         from_onnx(one)
+
+
+SQUARE = np.array([1 << 20, 1 << 20])
+ONE = np.ones((1, 1), np.float32)
+WIDE = np.ones((1, 1 << 16), np.float32)
+MANY = (np.int64(0), np.int64(1 << 40), np.int64(1))
+
+
+@pytest.mark.parametrize(
+    ("op", "constants"),
+    [
+        ("ConstantOfShape", [SQUARE]),
+        ("Range", MANY),
+        ("OneHot", [MANY[0], MANY[1], WIDE[0, :2]]),
+    ],
+)
+def test_constants_that_take_terabytes_are_refused(op: str, constants: Sequence[Any]) -> None:
+    """What no kernel makes: a file of a few bytes asks for it."""
+    named = dict(zip("abc", constants, strict=False))
+    nodes = [(op, [*named], ["d"], {}), ("Cast", ["d"], ["e"], {"to": 1})]
+    whole = model(*nodes, ("Add", ["e", "x"], ["y"], {}), inputs={"x": (1,)}, constants=named)
+    with pytest.raises(ValueError, match=f"{op} .* bytes of nothing but constants"):
+        from_onnx(whole)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "constants"),
+    [
+        ("Tile", ["a", "s"], {"a": ONE, "s": SQUARE}),
+        ("Expand", ["a", "s"], {"a": ONE, "s": SQUARE}),
+        ("Add", ["a", "s"], {"a": WIDE, "s": WIDE.T}),
+        ("MatMul", ["s", "a"], {"a": WIDE, "s": WIDE.T}),
+        ("Gather", ["a", "s"], {"a": WIDE, "s": np.zeros(1 << 16, np.int64)}),
+        ("Pad", ["a", "s"], {"a": ONE, "s": np.array([0, 0, 1 << 20, 1 << 20])}),
+    ],
+)
+def test_large_constants_are_left_to_kernels(
+    op: str, inputs: Sequence[str], constants: Mapping[str, Any]
+) -> None:
+    whole = model(
+        (op, inputs, ["c"], {}), ("Add", ["c", "x"], ["y"], {}),
+        inputs={"x": (1, 1)}, constants=constants,
+    )  # fmt: skip
+    graph = from_onnx(whole)
+    assert [node.op for node in graph.nodes] == [op, "Add"]
+    assert sum(one.nbytes for one in graph.constants.values()) < 1 << 20
+
+
+def test_constants_that_grow_from_node_to_node_have_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fold, "_FOLDED_BYTES", 1 << 16)
+    doubled = [("Concat", [f"c{i}"] * 2, [f"c{i + 1}"], {"axis": 0}) for i in range(30)]
+    last = ("Add", ["c30", "x"], ["y"], {})
+    graph = from_onnx(
+        model(*doubled, last, inputs={"x": (1,)}, constants={"c0": np.ones(8, np.float32)})
+    )
+    assert sum(one.nbytes for one in graph.constants.values()) <= 1 << 17
+    assert [node.op for node in graph.nodes][-2:] == ["Concat", "Add"]
+    shape = np.array([1 << 13])
+    filled = [
+        ("ConstantOfShape", ["s"], [f"c{i}"], {"value": onnx.numpy_helper.from_array(shape + i)})
+        for i in range(40)
+    ]
+    joined = ("Concat", [name for _, _, (name,), _ in filled], ["d"], {"axis": 0})
+    whole = model(*filled, joined, ("Cast", ["d"], ["y"], {"to": 1}), constants={"s": shape})
+    with pytest.raises(ValueError, match="are left of what they may take"):
+        from_onnx(whole)
+
+
+def test_functions_and_loops_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unroll, "MOST_NODES", 1000)
+    helper, kind = onnx.helper, onnx.TensorProto
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("f", 1)]
+    whole = model(("F9", ["x"], ["y"], {"domain": "f"}))
+    whole.opset_import.append(opsets[1])
+    for level in range(10):
+        names = ["a", *map(str, range(9)), "b"]
+        called = [
+            helper.make_node(f"F{level - 1}" if level else "Neg", [read], [write],
+                             domain="f" if level else "")
+            for read, write in pairwise(names)
+        ]  # fmt: skip
+        whole.functions.append(helper.make_function("f", f"F{level}", "a", "b", called, opsets))
+    with pytest.raises(ValueError, match="its functions are 10,000,000,000 nodes"):
+        from_onnx(whole)
+    whole.functions[0].node[0].op_type, whole.functions[0].node[0].domain = "F9", "f"
+    with pytest.raises(ValueError, match="calls itself"):
+        from_onnx(whole)
+
+    def turn(nodes: Sequence[Any], name: str) -> Any:
+        going = helper.make_node("Identity", ["go"], ["on"])
+        inputs = [
+            helper.make_tensor_value_info("i", kind.INT64, []),
+            helper.make_tensor_value_info("go", kind.BOOL, []),
+        ]
+        outputs = [helper.make_tensor_value_info("on", kind.BOOL, [])]
+        return helper.make_graph([going, *nodes], name, inputs, outputs)
+
+    body = turn([], "0")
+    for level in range(3):
+        body = turn([helper.make_node("Loop", ["n", "t"], [], body=body)], str(level))
+    looped = model(
+        ("Loop", ["n", "t"], [], {"body": body}), ("Relu", ["x"], ["y"], {}),
+        constants={"n": np.int64(4000), "t": np.True_},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"its loops are more than .* export it without loops"):
+        from_onnx(looped)
 
 
 def test_shapes_that_do_not_fit_name_the_node() -> None:

@@ -360,7 +360,7 @@ BLOCK = {"weights": {"type": "float", "num_bits": 8, "strategy": "block"}}
     ("packed", {"config_groups": {"group_0": BLOCK}}, "'block'"),
     ("packed", {"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
     ("packed", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
-    ("bitsandbytes", {"load_in_8bit": False, "load_in_4bit": True}, "load_in_8bit"),
+    ("bitsandbytes", {"load_in_8bit": False, "load_in_4bit": True}, r"of 4 bits \(fp4\)"),
     ("lowbit", {"format_version": 3}, "format_version 3 are not read; read are 1, 2"),
 ])  # fmt: skip
 def test_what_is_not_read_is_named_before_weights_are(name, changes, message, tmp_path):

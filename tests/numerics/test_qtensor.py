@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import lowbit
 from lowbit.numerics import (
     QTensor,
     affine_parameters,
@@ -111,9 +112,10 @@ def test_constant_channels(name: Any, symmetric: bool, constant: float) -> None:
         assert t.scale[1] == 1.0
 
 
+@pytest.mark.parametrize("function", [quantize, lowbit.quantize], ids=["numpy", "kernel"])
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 3), (3, 0), (1, 1, 1)])
-def test_small_and_empty_shapes(shape: tuple[int, ...]) -> None:
-    t = quantize(np.full(shape, -1.5, np.float32))
+def test_small_and_empty_shapes(shape: tuple[int, ...], function: Any) -> None:
+    t = function(np.full(shape, -1.5, np.float32))
     assert (t.shape, t.scale.shape, t.values.dtype) == (shape, (), np.int8)
     np.testing.assert_array_equal(t.values, np.full(shape, -127))
     assert t.dequantize().shape == shape

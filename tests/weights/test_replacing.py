@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from lowbit.weights.tensor_file import replacing
+from lowbit.cli.application import opened
+from lowbit.registry.files import naming_file, replacing
 
 
 def _write(path: Path, content: bytes = b"new") -> None:
@@ -68,12 +69,33 @@ def test_a_full_disk(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
-        with pytest.raises(OSError, match="too large"):
+        with pytest.raises(OSError, match=f"too large: '{path}'"):
             _write(path, bytes(1 << 17))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_device_is_named(tmp_path: Path) -> None:
+    """By files that are written in place, too: records and pages of the command line."""
+    for write in (_in_place, _through_the_command_line):
+        with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+            write("/dev/full")
+    with pytest.raises(OSError, match="elsewhere") as caught, naming_file(tmp_path):
+        raise OSError("elsewhere")
+    assert caught.value.filename is None
+
+
+def _in_place(path: str) -> None:
+    with naming_file(path), open(path, "w") as file:
+        file.write("text")
+
+
+def _through_the_command_line(path: str) -> None:
+    with opened(path) as stream:
+        assert stream is not None
+        stream.write("text")
 
 
 def test_content_is_synced_before_the_name_and_the_folder_after(
@@ -150,7 +172,7 @@ def test_unusual_names(name: str, tmp_path: Path) -> None:
 
 _KILLED = """
 import os, signal, sys
-from lowbit.weights.tensor_file import replacing
+from lowbit.registry.files import replacing
 with replacing(sys.argv[1]) as file:
     file.write(b"half")
     file.flush()

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from lowbit.registry import Registry
 from lowbit.registry.extras import explained, require
+from lowbit.registry.files import OF_WRITING, naming_file
 from lowbit.registry.printable import printable
 
 if TYPE_CHECKING:  # what prints a text does without rich
@@ -109,9 +110,9 @@ def group(name: str, text: str, *, example: str, **options: Any) -> typer.Typer:
 
 @contextmanager
 def one_line_errors(code: int | None = None) -> Iterator[None]:
-    """Turn what a user can cause into one line: exit code 2 for bad input, 1 for the rest. With
-    `code`, whatever keeps a command from its work, and always this code: a user's file may raise
-    anything while it is imported."""
+    """Turn what a user can cause into one line: exit code 2 for bad input, also where a file is not
+    there, 1 for the rest. With `code`, whatever keeps a command from its work, and always this
+    code: a user's file may raise anything while it is imported."""
     try:
         yield
     except typer.Exit:  # which is a RuntimeError
@@ -121,7 +122,11 @@ def one_line_errors(code: int | None = None) -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError):
             message = explained(error)
         elif isinstance(error, OSError):
-            message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            unnamed = "standard output" if error.errno in OF_WRITING else ""
+            name = error.filename or unnamed
+            message = f"{name}: {error.strerror}" if name else str(error)
+            if isinstance(error, FileNotFoundError):  # as of another name that there is not
+                usual = 2
         elif isinstance(error, MemoryError):
             message = "out of memory; give smaller shapes, or fewer vectors"
         elif isinstance(error, ValueError | RuntimeError | TypeError):
@@ -165,6 +170,7 @@ class Show:
             from lowbit.report.page import command_line, page
 
             self._html.write(page(title, text, tuple(figures()), command_line()))
+            self._html.flush()
             print(f"page written to {self._html.name}", file=sys.stderr)
         if self._file == "-":
             print(json)
@@ -200,7 +206,7 @@ def opened(file: str | None) -> Iterator[TextIO | None]:
     elif file == "-":
         yield sys.stdout
     else:
-        with open(file, "w", encoding="utf-8") as stream:
+        with naming_file(file), open(file, "w", encoding="utf-8") as stream:
             yield stream
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -190,6 +191,7 @@ def quantize(
             how = None if bits == KEPT else _format(bits, group_size, symmetric, range_, rounding)
             show(*_language_model(model, out, how, calibration, evaluate, threads))
         else:
+            _check_place(model)
             _refuse(of_language, "they are for language models; give --data")
             method: dict[str, Any] = {
                 "config": config or "static", "observer": observer, "rounding": rounding,
@@ -198,6 +200,12 @@ def quantize(
             }  # fmt: skip
             show(*_network(model, out, method, data, weights, batches, threads, samples))
     print(f"written to {out}", file=sys.stderr)
+
+
+def _check_place(model: str) -> None:
+    """FileNotFoundError: what can only be a place of files is none."""
+    if ("/" in model and ":" not in model) and not Path(model).exists():
+        raise FileNotFoundError(errno.ENOENT, "there is no such file or folder", model)
 
 
 def _refuse(options: Mapping[str, Any], why: str) -> None:
@@ -254,6 +262,7 @@ def _language_model(
     if format is None:
         return _kept(Path(model), out)
     from lowbit.lm.quantize import quantize
+    from lowbit.registry.files import write_text
 
     texts = (None if one is None else one.read_text("utf-8") for one in (calibration, evaluate))
     known, other = texts
@@ -262,7 +271,7 @@ def _language_model(
         on_layer=lambda number, count: print(f"layer {number} of {count}", file=sys.stderr),
     )  # fmt: skip
     text = json.dumps(asdict(report), indent=1)
-    (out / "report.json").write_text(text + "\n", "utf-8")
+    write_text(out / "report.json", text + "\n")
     return str(report), text
 
 

@@ -59,6 +59,7 @@ def run(
 
     from lowbit.graph import Session
     from lowbit.models.source import compiled
+    from lowbit.registry.files import replacing
 
     graph = compiled(network)
     session = Session(graph, threads=threads)
@@ -82,7 +83,9 @@ def run(
         show(shown, json.dumps(found, indent=1, allow_nan=False))
     if output_file is not None:
         written: dict[str, Any] = dict(outputs)
-        np.savez(output_file, **written)
+        output_file = f"{output_file.removesuffix('.npz')}.npz"  # as NumPy has it
+        with replacing(output_file) as file:
+            np.savez(file, **written)
         print(f"outputs written to {output_file}", file=sys.stderr)
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, check
 from lowbit.numerics import IntFormat, QTensor, int_format, pack_nibbles, unpack_nibbles
+from lowbit.numerics.formats import dtype_of
 from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
 
+K = TypeVar("K")
 _FILE = TensorFile("lowbit.network", "network", "1")
 _FIELDS = ("name", "inputs", "outputs", "nodes", "tensors", "constants")
 _NODE = ("op", "inputs", "outputs", "attributes", "name")
@@ -71,20 +73,18 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
         for node in fields["nodes"]:
             check_names(node, _NODE, ())
         made = Graph(
-            name=fields["name"],
-            inputs=_tuples(fields["inputs"]),
-            outputs=_tuples(fields["outputs"]),
+            name=_is(str, fields["name"]),
+            inputs=_names(fields["inputs"]),
+            outputs=_names(fields["outputs"]),
             nodes=tuple(_node(node) for node in fields["nodes"]),
             constants={name: _constant(one, stored) for name, one in fields["constants"].items()},
-            tensors={
-                name: Tensor(dtype, _tuples(shape), scale, zero_point)
-                for name, (dtype, shape, scale, zero_point) in fields["tensors"].items()
-            },
+            tensors={name: _tensor(name, entry) for name, entry in fields["tensors"].items()},
             ranges={
                 name: (int(least), None if most is None else int(most))
                 for name, (least, most) in fields.get("ranges", {}).items()
             },
             conditions=_tuples(fields.get("conditions", [])),
+            source=os.fspath(path),
         )
         check(made.conditions, made.open_sizes)
         return made
@@ -119,9 +119,58 @@ def _constant(entry: list[Any], stored: Mapping[str, StoredTensor]) -> Constant:
 
 
 def _node(fields: dict[str, Any]) -> Node:
-    attributes = {name: _tuples(value) for name, value in fields["attributes"].items()}
-    inputs, outputs = _tuples(fields["inputs"]), _tuples(fields["outputs"])
-    return Node(fields["op"], inputs, outputs, attributes, fields["name"])
+    name = _is(str, fields["name"])
+    attributes = {key: _tuples(value) for key, value in fields["attributes"].items()}
+    for key, value in attributes.items():
+        if not _is_attribute(value):
+            raise ValueError(f"the attribute {key!r} of the node {name!r} is {value!r}")
+    outputs = _names(fields["outputs"])
+    if not any(outputs):
+        raise ValueError(f"the node {name!r} has no outputs")
+    return Node(_is(str, fields["op"]), _names(fields["inputs"]), outputs, attributes, name)
+
+
+def _is_attribute(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_attribute, value))
+    return isinstance(value, bool | int | float | str)
+
+
+def _tensor(name: str, entry: Any) -> Tensor:
+    dtype, shape, scale, zero_point = entry
+    sizes = _tuples(shape)
+    known = isinstance(dtype, str) and dtype_of(dtype).kind in "biufV"
+    if not known or not isinstance(sizes, tuple) or not all(map(_is_size, sizes)):
+        raise ValueError(f"the tensor {name!r} is {dtype!r} of shape {shape!r}")
+    if scale is not None:
+        limits = int_format(dtype)
+        if not (_is_number(scale) and 0 < scale < float("inf")):
+            raise ValueError(f"the scale of the tensor {name!r} is {scale!r}")
+        if not _is_integer(zero_point) or not limits.qmin <= zero_point <= limits.qmax:
+            raise ValueError(f"the zero point of the tensor {name!r} is {zero_point!r}")
+    return Tensor(dtype, sizes, scale, zero_point)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, str) or (_is_integer(size) and size >= 0)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_integer(value)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(_is(str, name) for name in _is(list, value))
+
+
+def _is(kind: type[K], value: Any) -> K:
+    if not isinstance(value, kind):
+        raise ValueError(f"{value!r} stands where a {kind.__name__} is expected")
+    return value
 
 
 def _tuples(value: Any) -> Any:

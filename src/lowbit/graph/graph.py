@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,6 +153,7 @@ class Graph:
       than as what its node computes (float32 that is rounded to 8 bits). The rest is inferred.
     - ranges: of named sizes, the least and the greatest for which the network is right; None: any.
       conditions: what these sizes must fulfil besides.
+    - source: the file that it comes from, which errors name.
     """
 
     inputs: tuple[str, ...]
@@ -162,6 +164,7 @@ class Graph:
     name: str = ""
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     conditions: tuple[Expression, ...] = ()
+    source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         known = {"", *self.inputs, *self.constants}
@@ -191,6 +194,11 @@ class Graph:
         constants = {name: one for name, one in made.constants.items() if name in used}
         tensors = {name: one for name, one in made.tensors.items() if name in used}
         return replace(made, constants=constants, tensors=tensors)
+
+    def described(self, node: Node) -> list[Tensor | Constant | None]:
+        """What there is of the inputs of a node, each with a shape."""
+        constants = self.constants
+        return [self.tensors.get(name, constants.get(name)) for name in node.inputs]
 
     def producers(self) -> dict[str, Node]:
         """The node that makes a value, by the value's name."""
@@ -247,6 +255,25 @@ class Graph:
                 given = ", ".join(f"{name} = {size}" for name, size in sizes.items())
                 raise ValueError(f"the network is right where {told(condition)}, not for {given}")
         return replace(self, tensors=tensors, conditions=())
+
+
+@contextmanager
+def naming_source(source: str) -> Iterator[None]:
+    """What goes wrong is said of this file, if there is one: as what it is, or as a ValueError
+    where the file holds what no writer writes."""
+    try:
+        yield
+    except (ValueError, NotImplementedError, MemoryError) as error:
+        if not source or str(error).startswith(source):
+            raise
+        kind = next(
+            k for k in (ValueError, NotImplementedError, MemoryError) if isinstance(error, k)
+        )
+        raise kind(f"{source}: {error}") from error
+    except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError) as error:
+        if not source:
+            raise
+        raise ValueError(f"{source} does not hold together: {error!r}") from error
 
 
 def live(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:

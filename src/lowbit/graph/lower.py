@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.graph.graph import Graph, Tensor, numbers
-from lowbit.graph.operator import operators
+from lowbit.graph.operator import naming, operators
 from lowbit.graph.step import Place, Step, View, Word
 from lowbit.isa import InstructionSet
 from lowbit.jit.kernel import Program
@@ -87,7 +87,8 @@ class Lowering:
             lowering = operators.get(node.op).lowering
             assert lowering is not None
             try:
-                lowering(self, node)
+                with naming(node, self.graph.described(node)):
+                    lowering(self, node)
             except NotImplementedError as error:
                 raise NotImplementedError(f"{node.op} {self.node!r}: {error}; {ADVICE}") from error
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lowbit.graph.graph import Node
 from lowbit.graph.operator import operators
+from lowbit.graph.unroll import MOST_NODES
 from lowbit.graph.writer import Writer
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def without_functions(model: ModelProto, known: Set[str]) -> ModelProto:
     from onnx import helper, inliner
 
     if model.functions:
+        _check_count(model)
         model = inliner.inline_local_functions(model)
     _with_axis_of_heads(model.graph)
     if _defined(model, known):  # definitions depend on types, also on those of constants
@@ -159,6 +161,35 @@ def without_functions(model: ModelProto, known: Set[str]) -> ModelProto:
             return model
         model = made
     return model
+
+
+def _check_count(model: ModelProto) -> None:
+    """ValueError: functions call each other so often that there is no room to write them out."""
+    functions = {(one.domain, one.name): one.node for one in model.functions}
+    counts: dict[tuple[str, str], int] = {}
+
+    def count(nodes: Iterable[NodeProto], callers: Set[tuple[str, str]]) -> int:
+        total = 0
+        for node in nodes:
+            key = node.domain, node.op_type
+            if key in callers:
+                raise ValueError(f"the function {node.op_type} of the file calls itself")
+            if key in functions and key not in counts:
+                counts[key] = count(functions[key], {*callers, key})
+            total += counts.get(key, 1)
+            for attribute in node.attribute:
+                total += count(attribute.g.node, callers)
+        return total
+
+    try:
+        whole = count(model.graph.node, frozenset())
+    except RecursionError:
+        raise ValueError("functions of the file call each other too deeply") from None
+    if whole > MOST_NODES:
+        raise ValueError(
+            f"written out, its functions are {whole:,} nodes, more than {MOST_NODES:,}: export it "
+            "without functions"
+        )
 
 
 def _with_axis_of_heads(graph: GraphProto) -> None:

@@ -7,7 +7,8 @@ else that is known of it; passes and importers ask the record, and name no opera
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.graph.graph import Node, Tensor
+from lowbit.graph.graph import Constant, Node, Tensor
 from lowbit.registry import Registry
 
 if TYPE_CHECKING:
@@ -133,14 +134,16 @@ class Operator:
 
         ValueError: they do not fit, or the shape depends on numbers that are not known."""
         self.check_given(tensors)
-        self._check_known(node, tensors, known)
         first = len(tensors) if self.numbers_from is None else self.numbers_from
+        self._check_known(node, tensors, known, first)
         if self.shape is not None:
             sizes = [one and one.sizes for one in tensors[:first]]
-            made = self.shape(node, *sizes, *known[first:])
+            made = tuple(map(int, self.shape(node, *sizes, *known[first:])))
+            if min(made, default=0) < 0:
+                raise ValueError(f"a size of its output is negative: {list(made)}")
             own = self.dtype or next(real(one).name for one in tensors if one is not None)
             dtype = own if isinstance(own, str) else own(node, tensors)
-            output = Tensor(dtype, tuple(map(int, made)))
+            output = Tensor(dtype, made)
             return output, *(self.further(node, tensors, output) if self.further else ())
         arrays = [
             one if one is not None or t is None else np.broadcast_to(np.zeros((), real(t)), t.sizes)
@@ -168,9 +171,13 @@ class Operator:
             )
 
     def _check_known(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
+        self,
+        node: Node,
+        tensors: Sequence[Tensor | None],
+        known: Sequence[Array | None],
+        first: int,
     ) -> None:
-        first = len(tensors) if self.numbers_from is None else self.numbers_from
+        """ValueError: from the input `first` on the numbers of one are not known."""
         for index in range(first, len(tensors)):
             if tensors[index] is not None and known[index] is None:
                 raise ValueError(
@@ -188,6 +195,20 @@ def required(function: Callable[..., Any]) -> int:
         one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
         for one in inspect.signature(function).parameters.values()
     )
+
+
+@contextmanager
+def naming(node: Node, inputs: Sequence[Tensor | Constant | None]) -> Iterator[None]:
+    """What goes wrong becomes a ValueError that names the node and the shapes of its inputs."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        shapes = ", ".join("none" if one is None else str(list(one.shape)) for one in inputs)
+        raise ValueError(f"{node.op} {node.name!r} of inputs {shapes}: {error}") from error
+    except AssertionError as error:
+        raise ValueError(f"{node.op} {node.name!r}: an input is missing") from error
+    except MemoryError as error:
+        raise MemoryError(f"{node.op} {node.name!r}: {error}") from error
 
 
 def finite(x: Array) -> Array:

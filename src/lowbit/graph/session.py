@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
-from lowbit.graph.graph import Graph
+from lowbit.graph.graph import Graph, naming_source
 from lowbit.graph.lower import Packed
 from lowbit.graph.passes.fold import with_constants
 from lowbit.graph.passes.infer import decomposed, described, facts
@@ -108,13 +108,17 @@ class Session:
         with self._lock:
             found = self._plans.pop(key, None)
             if found is None:
-                bound = self.graph.bound(self.graph.sizes(dict(shapes)))
-                tensors, known = facts(bound)
-                settled = described(with_constants(bound, known), tensors)
-                found = Plan(decomposed(settled), self._isa, threads, self._weights)
+                with naming_source(self.graph.source):
+                    found = self._planned(dict(shapes), threads)
                 self._make_room(found.nbytes)
             self._plans[key] = found
         return found
+
+    def _planned(self, shapes: Mapping[str, tuple[int, ...]], threads: int) -> Plan:
+        bound = self.graph.bound(self.graph.sizes(shapes))
+        tensors, known = facts(bound)
+        settled = described(with_constants(bound, known), tensors)
+        return Plan(decomposed(settled), self._isa, threads, self._weights)
 
     def _make_room(self, size: int) -> None:
         """Forget plans that were not used for long, for one with so many bytes."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.graph.graph import Node
-from lowbit.graph.operator import Array, operators
+from lowbit.graph.graph import Node, Tensor
+from lowbit.graph.operator import Array, naming, operators
 from lowbit.registry import Registry
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _TURNS = 4096  # of a loop that is written out, at most
 
 _FEW = 4096  # numbers of a value that is followed
+MOST_NODES = 1 << 17
+"""That are written out, also in loops that turn out to have no known count."""
 
 Names = dict[str, str]
 Handler = Callable[["Unrolling", "NodeProto", Names], bool]  # False: the node stays
@@ -44,7 +47,10 @@ class Unrolling:
         self.nodes: list[NodeProto] = []
         self.known: dict[str, Array] = {}
         self.sequences: dict[str, list[str]] = {}
-        self._graph, self._as_node, self._scopes = graph, as_node, 0
+        self._graph = graph
+        self._as_node = as_node
+        self._scopes = 0
+        self._written = 0
         self._take(graph, {})
 
     def run(self, nodes: Sequence[NodeProto], names: Names, scope: str) -> None:
@@ -52,6 +58,12 @@ class Unrolling:
         from onnx import NodeProto
 
         for each in nodes:
+            self._written += 1
+            if self._written > MOST_NODES:
+                raise ValueError(
+                    f"written out, its loops are more than {MOST_NODES:,} nodes, as of "
+                    f"{each.op_type} {each.name!r}: export it without loops"
+                )
             node = NodeProto()
             node.CopyFrom(each)
             node.input[:] = [names.get(name, name) for name in each.input]
@@ -135,9 +147,16 @@ class Unrolling:
         if not inputs or node.op_type not in operators.names() or len(inputs) < len(node.input):
             return
         arrays = [array for array in inputs if array is not None]
-        if len(arrays) == len(inputs) and sum(array.size for array in arrays) <= _FEW:
-            made = operators.get(node.op_type).compute(self._as_node(node), *arrays)
-            self.known.update(zip(node.output, map(np.asarray, made), strict=False))
+        if len(arrays) < len(inputs) or sum(array.size for array in arrays) > _FEW:
+            return
+        record, own = operators.get(node.op_type), self._as_node(node)
+        tensors = [Tensor(array.dtype.name, array.shape) for array in arrays]
+        with naming(own, arrays):
+            outputs = record.infer(own, tensors, arrays)
+            if sum(prod(output.sizes) for output in outputs) > _FEW:
+                return
+            made = record.compute(own, *arrays)
+        self.known.update(zip(node.output, map(np.asarray, made), strict=False))
 
 
 def _get(node: NodeProto, name: str, default: Any = None) -> Any:

@@ -100,7 +100,9 @@ class _Variable(Register):
     def __init__(self, function: Function, initial: Value) -> None:
         self._function = function
         with function.at_entry():
-            self._slot = function.builder.alloca(initial.type.llvm)
+            self._slot: Any = function.builder.alloca(initial.type.llvm)
+        if isinstance(initial.type, Pointer):
+            self._slot.type = ir.PointerType()  # llvmlite 0.45 writes "ptr*", which LLVM refuses
         super().__init__(initial)
 
     def _get(self) -> Value:

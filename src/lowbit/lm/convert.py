@@ -28,6 +28,7 @@ from lowbit.lm.checkpoint import (
 )
 from lowbit.lm.tokenizer import GGUF_TOKENIZER
 from lowbit.numerics.methods import QuantizedWeight
+from lowbit.registry.files import write_text
 from lowbit.weights import folder
 from lowbit.weights.tensor_file import StoredTensor, TensorFile
 
@@ -148,7 +149,7 @@ class Writer:
 
     def _json(self, name: str, held: Mapping[str, Any]) -> None:
         text = json.dumps(held, indent=1, ensure_ascii=False)
-        (self._target / name).write_text(text + "\n", encoding="utf-8")
+        write_text(self._target / name, text + "\n")
 
 
 def tensors_of(checkpoint: Checkpoint) -> Tensors:

@@ -28,6 +28,30 @@ _NUMBERS = {**dict(enumerate("BbHhIif?")), **dict(enumerate("Qqd", 10))}  # as s
 _STRING, _ARRAY, _LEAST_STRING = 8, 9, 8  # bytes of a string without letters
 _LEAST_ENTRY, _LEAST_TENSOR = 13, 24  # bytes
 _MOST_DIMENSIONS = 4
+_UNREAD = {
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+}
+"""Types that are not read, by number: what an error calls them."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +157,9 @@ class _Reader:
         code = self._number("I")
         kind = next((name for name, one in BLOCKS.items() if one.code == code), None)
         if kind is None:
+            unread = _UNREAD.get(code, f"number {code}, which this lowbit does not know")
             raise NotImplementedError(
-                f"{self._field} is of GGUF's type {code}, which is not read; those "
+                f"{self._field} is of GGUF's type {unread}, which is not read; those "
                 f"that are: {', '.join(BLOCKS)}"
             )
         return name, kind, shape, self._number("Q")

@@ -277,7 +277,15 @@ def _check_compressed(config: Config) -> None:
 
 
 def _check_bitsandbytes(config: Config) -> None:
-    _served("load_in_8bit", bool(config.get("load_in_8bit")), (True,))
+    if config.get("load_in_8bit"):
+        return
+    kind = config.get("bnb_4bit_quant_type", "fp4")
+    what = (
+        f"of 4 bits ({kind})" if config.get("load_in_4bit") else "of another kind than load_in_8bit"
+    )
+    raise NotImplementedError(
+        f"quantized weights of bitsandbytes {what} are not read; read are those of load_in_8bit"
+    )
 
 
 def _check_lowbit(config: Config) -> None:

@@ -23,6 +23,7 @@ from lowbit.models.quantize import Method, quantized_graph
 from lowbit.models.source import NETWORK, RANDOM, Source, few, padded
 from lowbit.models.work import multiply_adds
 from lowbit.registry.extras import versions
+from lowbit.registry.files import write_text
 from lowbit.report.text import format_seconds, new_table, three_digits
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def quantize(
     folder.mkdir(parents=True, exist_ok=True)
     save(graph, folder / NETWORK)
     found["size"] = _size(source.graph, folder / NETWORK)
-    (folder / REPORT).write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", "utf-8")
+    write_text(folder / REPORT, json.dumps(found, indent=1, allow_nan=False) + "\n")
     return found
 
 

@@ -220,11 +220,27 @@ def output(
         if type(one) in _WITHOUT_MEMORY:
             continue
         memory = viewed(one) if _is_torch(one) else one
-        if isinstance(memory, np.ndarray) and np.may_share_memory(target, memory):
+        if isinstance(memory, np.ndarray) and shares_bytes(target, memory):
             raise ValueError(
                 "out shares memory with an operand, which would be overwritten while read"
             )
     return target, out
+
+
+_OVERLAP_STEPS = 1 << 16  # of NumPy's search, which two matrices beside each other take few of
+
+
+def shares_bytes(first: Array, second: Array) -> bool:
+    """Whether arrays have a byte in common; also where that would take long to find out.
+
+    Arrays in one buffer need not have one, though each may begin before the other ends: two blocks
+    of columns of a matrix do not."""
+    if not np.may_share_memory(first, second):
+        return False
+    try:
+        return np.shares_memory(first, second, max_work=_OVERLAP_STEPS)
+    except np.exceptions.TooHardError:
+        return True
 
 
 def row_stride(out: Any) -> int:

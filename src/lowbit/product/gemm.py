@@ -21,7 +21,13 @@ from lowbit.jit.launch import Launch, Place, Word
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import LINE, blocks
-from lowbit.product.arguments import check_float, check_inner, check_matrix, check_no_overlap
+from lowbit.product.arguments import (
+    check_float,
+    check_inner,
+    check_matrix,
+    check_no_overlap,
+    shares_bytes,
+)
 from lowbit.product.describe import of_floats, tell_plan
 from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
@@ -98,9 +104,9 @@ def apart(
     """
     if not out.flags.writeable:
         raise ValueError("out is read-only")
-    if alpha and any(np.may_share_memory(one, out) for one in (a, b)):
+    if alpha and any(shares_bytes(operand, out) for operand in (a, b)):
         raise ValueError("out shares memory with a or b, which would be overwritten while read")
-    if c is None or not beta or not np.may_share_memory(c, out):
+    if c is None or not beta or not shares_bytes(c, out):
         return c
     same = c.__array_interface__["data"] == out.__array_interface__["data"]
     if same and (c.dtype, c.strides) == (out.dtype, out.strides):

@@ -13,13 +13,21 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar, cast
 
 from lowbit.registry.locks import importing
 
 T = TypeVar("T")
 S = TypeVar("S")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """What to add to a refusal of a name: the nearest of those that are known, if one is near."""
+    from difflib import get_close_matches  # only where something went wrong
+
+    nearest = get_close_matches(name, list(known), 1)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
 
 
 class Registry(Generic[T]):
@@ -63,7 +71,10 @@ class Registry(Generic[T]):
         """ValueError, with the names that there are, if none is called so."""
         things = self.load()
         if name not in things:
-            raise ValueError(f"no {self.kind} is called {name!r}; known: {', '.join(things)}")
+            known = ", ".join(things)
+            raise ValueError(
+                f"no {self.kind} is called {name!r}{meant(name, things)}; known: {known}"
+            )
         return things[name]
 
     def names(self) -> tuple[str, ...]:

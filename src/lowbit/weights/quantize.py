@@ -74,7 +74,7 @@ def quantize(
     fmt, given = int_format(dtype), float_array(array)
     sharing = Sharing.of(given.shape, axis, group_size, group_axis)
     if given.dtype.itemsize <= _FLOAT32.itemsize and given.size:
-        x = np.ascontiguousarray(given, _FLOAT32)
+        x = np.asarray(given, _FLOAT32, order="C")  # of no dimension, too
         values = np.empty(x.shape, fmt.storage)
         scale, zero = np.empty(sharing.scales, np.float32), np.empty(sharing.scales, np.int32)
         parts = list(_matrices(sharing, x, values, scale, zero))

@@ -41,6 +41,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from lowbit.registry import meant
 from lowbit.registry.conflicts import conflict
 from lowbit.registry.extras import installed
 from lowbit.spec import Operation, from_function
@@ -349,7 +350,9 @@ def request_named(name: str) -> Request:
 
         products = {f"{PRODUCT}{isa}": one for isa, one in product_kernels().items()}
         if name not in products:
-            raise ValueError(f"no kernel {name!r}; there are {', '.join(products)}")
+            near = meant(name, products)
+            listed = ", ".join(products)
+            raise ValueError(f"no kernel {name!r}{near}; there are {listed}")
         return products[name]
     from lowbit.kernels.triton.registry import teaching_kernels
 
@@ -357,7 +360,8 @@ def request_named(name: str) -> Request:
     kernels = teaching_kernels()
     if name not in kernels:
         listed = ", ".join([*kernels, f"{PRODUCT}ISA"])
-        raise ValueError(f"no kernel {name!r}; there are {listed} and FILE.py")
+        near = meant(name, kernels)
+        raise ValueError(f"no kernel {name!r}{near}; there are {listed} and FILE.py")
     found = kernels[name]
     return Request(Variant(found.kernel, grid=found.grid), found.operation)
 

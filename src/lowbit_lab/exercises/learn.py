@@ -14,8 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from lowbit.registry.files import naming_file, replacing
 from lowbit.spec import exercises
-from lowbit.weights.tensor_file import replacing
 from lowbit_lab.backends.source import blamed, request_of_file
 from lowbit_lab.checks.cases import check_request
 from lowbit_lab.checks.result import CheckResult
@@ -35,7 +35,7 @@ def start(exercise: Exercise, progress: Progress, folder: Path, *, force: bool) 
         raise NotADirectoryError(20, "it is no folder", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{exercise.stem}.py"
-    with path.open("w" if force else "x", encoding="utf-8") as file:
+    with naming_file(path), path.open("w" if force else "x", encoding="utf-8") as file:
         file.write(starter(exercise))
     progress.update(exercise.name, lambda known: replace(known, file=str(path.absolute())))
     return path

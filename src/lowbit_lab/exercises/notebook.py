@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.registry.extras import require
+from lowbit.registry.files import naming_file
 from lowbit_lab.backends.backend import GridLike, Request, Variant
 from lowbit_lab.checks.cases import check_request
 from lowbit_lab.checks.result import CheckResult
@@ -38,7 +39,8 @@ def write_notebooks(folder: Path, *, force: bool = False) -> list[Path]:
     if there and not force:
         raise FileExistsError(17, "it exists; --force replaces it", str(there[0]))
     for exercise, path in zip(course, paths, strict=True):
-        nbformat.write(notebook(exercise), path)
+        with naming_file(path):
+            nbformat.write(notebook(exercise), path)
     return paths
 
 

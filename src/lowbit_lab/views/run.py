@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from lowbit.registry.files import naming_file
 from lowbit.report.page import part
 from lowbit.spec import FILLS, Block, Case, Layout, Operation, Sizes
 from lowbit_lab.backends.backend import GridLike, Request, Subject, Variant
@@ -81,7 +82,8 @@ class View:
         cannot be written."""
         target = Path(path)
         text = self.json() + "\n" if target.suffix == ".json" else self.html()
-        target.write_text(text, encoding="utf-8")
+        with naming_file(target):
+            target.write_text(text, encoding="utf-8")
         return target
 
     def _repr_html_(self) -> str:

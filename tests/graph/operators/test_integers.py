@@ -16,8 +16,6 @@ from lowbit.graph.graph import Graph
 from lowbit.graph.passes import simplified
 from lowbit.numerics.formats import whole_part
 
-pytestmark = pytest.mark.slow
-
 Array = np.ndarray
 DTYPES = ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64"]
 

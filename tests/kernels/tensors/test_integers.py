@@ -16,8 +16,6 @@ from lowbit.kernels.cpu.tensors.elementwise import (
     whole_parameters,
 )
 
-pytestmark = pytest.mark.slow
-
 RunAll = Callable[..., dict[str, np.ndarray]]
 DTYPES = [name for name in WHOLE if name != "bool"]
 

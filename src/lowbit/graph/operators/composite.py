@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, Operator, operators
+from lowbit.graph.operator import Array, Operator, Sizes, operators, real
 from lowbit.graph.parts import Parts
 
 
@@ -81,6 +81,26 @@ def _one_hot(parts: Parts, node: Node) -> bool:
     return parts.end(parts.where(parts.equal(places, parts.constant(steps)), on, off))
 
 
+class _OneHot(Composite):
+    """Of which one input has to be known, the second."""
+
+    def infer(
+        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
+    ) -> tuple[Tensor, ...]:
+        indices, _, values = tensors
+        assert indices is not None
+        assert values is not None
+        self._check_known(node, tensors[:2], known, 1)
+        assert known[1] is not None
+        shape = list(indices.sizes)
+        count = int(known[1].item())
+        if count < 0 or values.sizes != (2,):
+            raise ValueError(f"a depth of {count} and values of {list(values.sizes)} do not fit")
+        shape.insert(node.get("axis", -1) % (len(shape) + 1), count)
+        dtype = real(values) if known[2] is None else known[2].dtype
+        return (Tensor(dtype.name, tuple(shape)),)
+
+
 def _hard_max(parts: Parts, node: Node) -> bool:
     """1 where the first of the greatest numbers is, else 0."""
     x, axis = node.inputs[0], node.get("axis", -1)
@@ -104,7 +124,17 @@ def _cast_like(parts: Parts, node: Node) -> bool:
     return parts.end(parts.cast(node.inputs[0], parts.tensor(node.inputs[1]).dtype))
 
 
-operators.add("OneHot", Composite(parts=_one_hot))
-operators.add("Hardmax", Composite(parts=_hard_max))
-operators.add("EyeLike", Composite(parts=_eye_like))
-operators.add("CastLike", Composite(parts=_cast_like))
+def _same(node: Node, x: Sizes, *others: Sizes) -> Sizes:
+    return x
+
+
+operators.add("OneHot", _OneHot(parts=_one_hot))
+operators.add("Hardmax", Composite(parts=_hard_max, shape=_same))
+operators.add("EyeLike", Composite(
+    parts=_eye_like, shape=_same,
+    dtype=lambda node, tensors: node.get("dtype", tensors[0] and tensors[0].dtype),
+))  # fmt: skip
+operators.add("CastLike", Composite(
+    parts=_cast_like, shape=_same,
+    dtype=lambda node, tensors: real(tensors[1]).name if tensors[1] else "",
+))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,10 @@ def _tile(node: Node, x: Array, repeats: Array) -> Array:
     return wide.reshape([times * size for times, size in pairs])
 
 
+def _tiled(node: Node, x: Sizes, repeats: Array) -> Sizes:
+    return tuple(times * size for times, size in zip(ints(repeats), x, strict=True))
+
+
 def _shape(node: Node, x: Array) -> Array:
     return np.array(x.shape[node.get("start", 0) : node.get("end")], np.int64)
 
@@ -120,6 +125,14 @@ def _constant_of_shape(node: Node, shape: Array) -> Array:
 
 def _range(node: Node, start: Array, limit: Array, delta: Array) -> Array:
     return np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+
+
+def _count(node: Node, start: Array, limit: Array, delta: Array) -> Sizes:
+    """How many numbers a Range has; of integers without rounding."""
+    first, end, step = start.item(), limit.item(), delta.item()
+    if isinstance(first, int) and isinstance(end, int) and isinstance(step, int):
+        return (max(0, -((first - end) // step)),)
+    return (max(0, math.ceil((end - first) / step)),)
 
 
 def _dropout(node: Node, x: Array, ratio: Any = None, training: Array | None = None) -> Any:
@@ -224,7 +237,7 @@ _add("Transpose", _transpose, positions="kept", positions_if=_keeps_first, idle=
 _add("Split", _split, 1, positions="kept")
 _add("Slice", _slice, 1)
 _add("Expand", _expand, 1, idle=_same_shape)
-_add("Tile", _tile, 1, idle=_same_shape)
+_add("Tile", _tile, 1, shape=_tiled, idle=_same_shape)
 _add("DepthToSpace", _depth_to_space)
 _add("SpaceToDepth", _space_to_depth)
 _add("Dropout", _dropout, lowering=identity, eight_bits="", outputs=1,
@@ -239,5 +252,8 @@ operators.add("Size", Operator(meaning=_size, sizes_only=True))
 operators.add("NonZero", Operator(
     meaning=lambda node, x: np.array(np.nonzero(x)), numbers_from=0
 ))  # fmt: skip
-operators.add("Range", Operator(meaning=_range, numbers_from=0))
-operators.add("ConstantOfShape", Operator(meaning=_constant_of_shape, numbers_from=0))
+operators.add("Range", Operator(meaning=_range, shape=_count, numbers_from=0))
+operators.add("ConstantOfShape", Operator(
+    meaning=_constant_of_shape, shape=lambda node, shape: ints(shape), numbers_from=0,
+    dtype=lambda node, tensors: node.get("dtype", "float32"),
+))  # fmt: skip

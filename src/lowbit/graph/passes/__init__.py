@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowbit.graph.graph import Graph
-from lowbit.graph.passes.fold import folded
+from lowbit.graph.passes.fold import folded, most_bytes
 from lowbit.graph.passes.fold_qdq import absorbed, by_channel
 from lowbit.graph.passes.fuse import fused
 from lowbit.graph.passes.infer import facts
@@ -18,8 +18,9 @@ def simplified(graph: Graph) -> Graph:
 
     Once a graph is bound it may get simpler: shapes are then known. ValueError: its sizes are all
     known, and shapes do not fit."""
-    graph = rewritten(absorbed(folded(graph)), (bias_of_runs,))
-    graph = fused(by_channel(folded(graph)))
+    most = most_bytes(graph)
+    graph = rewritten(absorbed(folded(graph, most)), (bias_of_runs,))
+    graph = fused(by_channel(folded(graph, most)))
     if graph.open_sizes:
         return graph
     found = facts(graph)[0]

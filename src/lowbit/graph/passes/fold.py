@@ -3,19 +3,42 @@ operator in parts become that operator."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from math import prod
 
 import numpy as np
 
-from lowbit.graph.graph import Constant, Graph, Node, live
-from lowbit.graph.operator import Array, operators
+from lowbit.graph.graph import Constant, Graph, Node, Tensor, live
+from lowbit.graph.operator import Array, naming, operators
 from lowbit.graph.passes.functions import FUNCTION_RULES
-from lowbit.graph.passes.infer import facts, naming
+from lowbit.graph.passes.infer import facts
 from lowbit.graph.passes.linear import LINEAR_RULES
 from lowbit.graph.passes.rewriting import Replacement, Values, rewritten
 from lowbit.numerics import QTensor
 from lowbit.weights.panels import PackedMatrix
+
+_FOLDED_BYTES = 1 << 30
+_GROWTH = 16  # times a file's own constants, which several nodes of a chain may widen or copy
+
+
+def most_bytes(graph: Graph) -> int:
+    """What the constants of a network that was read may take, once those that follow from others
+    are computed: a file of few bytes can ask for any number."""
+    return _GROWTH * _bytes(graph.constants.values()) + _FOLDED_BYTES
+
+
+def _bytes(constants: Iterable[Constant]) -> int:
+    """What they take; a repeated element each time, views of other arrays nothing."""
+    return sum(one.nbytes for one in constants if not _is_view(one))
+
+
+def _is_view(constant: Constant) -> bool:
+    if not isinstance(constant, np.ndarray) or constant.base is None:
+        return False
+    repeated = [n for n, stride in zip(constant.shape, constant.strides, strict=True) if not stride]
+    return prod(repeated) <= 1
+
 
 # Parts of what was put together are read where they come from.
 
@@ -48,25 +71,33 @@ def slice_of_concat(values: Values, node: Node) -> Replacement | None:
     return None
 
 
-def folded(graph: Graph) -> Graph:
-    """The same network in fewer nodes.
+def folded(graph: Graph, most: int | None = None) -> Graph:
+    """The same network in fewer nodes, of constants of so many bytes; by default `most_bytes`.
 
     Results differ by rounding only: where a batch normalization or a factor goes into a weight, and
     where a formula becomes the operator it stands for. One thing is more: rows of dynamically
     quantized products get scales of their own, where ONNX has one for the whole tensor."""
+    most = most_bytes(graph) if most is None else most
     while True:
         before = graph
-        graph = without_copies(without_identities(with_constants(graph)))
+        graph = without_copies(without_identities(with_constants(graph, most=most)))
         graph = rewritten(graph, (*FUNCTION_RULES, *LINEAR_RULES, slice_of_concat))
         if graph is before or graph.nodes == before.nodes:
             return graph
 
 
-def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Graph:
+def with_constants(
+    graph: Graph, known: Mapping[str, Array] | None = None, most: int | None = None
+) -> Graph:
     """Nodes of nothing but constants, computed; where all sizes are numbers also those of shapes,
     which are among what is `known`, if `facts` were asked before.
 
-    DequantizeLinear of a constant stays: fold_qdq.py makes a QTensor of it."""
+    most: bytes of all constants; by default some more than they have. A node beyond that stays.
+    ValueError: it can't, since no kernel serves it. DequantizeLinear of a constant stays:
+    fold_qdq.py makes a QTensor of it."""
+    room = _FOLDED_BYTES
+    if most is not None:
+        room = most - _bytes(graph.constants.values())
     values, constants = Values(graph), dict(graph.constants)
     if known is None and not graph.open_sizes:
         known = facts(graph)[1]
@@ -84,11 +115,13 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
             continue
         read = [constants[name] if name else None for name in node.inputs]
         arrays = [one for one in read if not isinstance(one, QTensor | PackedMatrix)]
-        if len(arrays) == len(read):
+        if len(arrays) == len(read) and _fits(node, arrays, room):
             with naming(node, arrays):
                 made = operators.get(node.op).compute(node, *arrays)
-            named = zip(node.outputs, made, strict=False)
-            constants.update({name: np.asarray(one) for name, one in named if name})
+            named = zip(node.outputs, map(np.asarray, made), strict=False)
+            outputs = {name: array for name, array in named if name}
+            room -= _bytes(outputs.values())
+            constants |= outputs
         elif node.op == "Transpose" and isinstance(read[0], QTensor) and _swaps(node, read[0]):
             constants[node.outputs[0]] = read[0].T
         else:
@@ -96,6 +129,24 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
     if len(nodes) == len(graph.nodes):
         return graph
     return graph.replaced(nodes=live(nodes, graph.outputs), constants=constants)
+
+
+def _fits(node: Node, inputs: Sequence[Array | None], room: int) -> bool:
+    """Whether what a node makes of constants takes no more than so many bytes. ValueError: it
+    takes more, and no kernel can make it when the network runs."""
+    record = operators.get(node.op)
+    tensors = [
+        array if array is None else Tensor(array.dtype.name, array.shape) for array in inputs
+    ]
+    with naming(node, inputs):
+        outputs = record.infer(node, tensors, inputs)
+        size = sum(prod(output.sizes) * output.itemsize for output in outputs)
+        if size > room and record.lowering is None:
+            raise ValueError(
+                f"it makes {size:,} bytes of nothing but constants, and {max(room, 0):,} are left "
+                "of what they may take: make it an input of the network"
+            )
+    return size <= room
 
 
 def _quantized_floats(graph: Graph, known: Mapping[str, Array]) -> dict[str, Array]:

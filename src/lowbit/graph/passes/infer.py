@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from lowbit.graph.graph import Graph, Node, Tensor, numbers
-from lowbit.graph.operator import Array, operators
+from lowbit.graph.operator import Array, naming, operators
 from lowbit.graph.parts import Parts
 from lowbit.numerics import QTensor
 from lowbit.weights.panels import PackedMatrix
@@ -39,7 +39,7 @@ def facts(graph: Graph) -> tuple[dict[str, Tensor], dict[str, Array]]:
     for name, constant in graph.constants.items():
         if isinstance(constant, QTensor):
             tensors[name] = Tensor("float32", constant.shape)
-            if np.prod(constant.shape) <= _FEW:
+            if math.prod(constant.shape) <= _FEW:
                 known[name] = numbers(constant)
         elif isinstance(constant, PackedMatrix):
             tensors[name] = Tensor("float32", constant.shape[::-1])
@@ -91,22 +91,10 @@ def _outputs(node: Node, tensors: dict[str, Tensor], known: dict[str, Array]) ->
         return operators.get(node.op).infer(node, read, [known.get(name) for name in node.inputs])
 
 
-@contextmanager
-def naming(node: Node, inputs: Sequence[Tensor | Array | None]) -> Iterator[None]:
-    """What goes wrong becomes a ValueError that names the node and the shapes of its inputs."""
-    try:
-        yield
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        shapes = ", ".join("none" if one is None else str(list(one.shape)) for one in inputs)
-        raise ValueError(f"{node.op} {node.name!r} of inputs {shapes}: {error}") from error
-    except AssertionError as error:
-        raise ValueError(f"{node.op} {node.name!r}: an input is missing") from error
-
-
 def _numbers(node: Node, tensors: dict[str, Tensor], known: dict[str, Array]) -> dict[str, Array]:
     """What a node makes of few numbers that are known, or of nothing but a shape."""
     made = [tensors[name] for name in node.outputs if name]
-    if any(one.scale is not None or np.prod(one.sizes) > _FEW for one in made):
+    if any(one.scale is not None or math.prod(one.sizes) > _FEW for one in made):
         return {}
     record, read = operators.get(node.op), list[Array | None]()
     for name in node.inputs:
@@ -137,7 +125,9 @@ def decomposed(graph: Graph) -> Graph:
         for node in graph.nodes:
             parts = Parts(graph, node)
             rule = operators.get(node.op).parts
-            if rule is None or not rule(parts, node):
+            with naming(node, graph.described(node)):
+                replaced = rule is not None and rule(parts, node)
+            if not replaced:
                 nodes.append(node)
                 continue
             changed = True

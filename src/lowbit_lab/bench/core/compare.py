@@ -32,6 +32,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from lowbit.registry.files import write_text
 from lowbit_lab.bench.core import table
 from lowbit_lab.bench.core.case import LIMIT, PEER
 from lowbit_lab.bench.core.record import Record, Row, Spread, groups, standing
@@ -223,7 +224,7 @@ def keep(record: Record, folder: str | Path) -> Path:
     commit = (record.context.get("commit") or "unknown")[:12]
     path = Path(folder) / f"{record.suite}-{date}-{commit}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(record.to_json() + "\n", encoding="utf-8")
+    write_text(path, record.to_json() + "\n")
     return path
 
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lowbit.jit.cache import folder
 from lowbit.kernels.triton.fast.launch import Config, Gpu, forget_choices
+from lowbit.registry.files import write_text
 
 MOST_ROWS = 4096
 """Of x, that a table knows."""
@@ -73,9 +72,7 @@ def write(path: Path, about: Mapping[str, Any], entries: Entries) -> None:
     """Put a whole new file in place of one."""
     lines = (json.dumps({**key._asdict(), **one}) for key, one in sorted(entries.items()))
     text = json.dumps({**about, "entries": []}, indent=1).removesuffix("]\n}")
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text + "\n  " + ",\n  ".join(lines) + "\n ]\n}\n")
-    os.replace(file.name, path)
+    write_text(path, text + "\n  " + ",\n  ".join(lines) + "\n ]\n}\n")
 
 
 @contextmanager
