@@ -16,7 +16,7 @@ WINDOW = 20
 IDS = np.random.default_rng(1).integers(0, 40, 61).tolist()
 
 
-@pytest.mark.slow  # kernels of attention are compiled
+@pytest.mark.deep  # kernels of attention are compiled
 @pytest.mark.parametrize("cache", ["bfloat16", "int8"])
 def test_logits_of_a_prompt_do_not_depend_on_what_was_known(cache, tmp_path):
     config = CONFIG | {"model_type": "mistral", "sliding_window": WINDOW, "head_dim": 16,

@@ -23,7 +23,6 @@ NOT_SERVED = {
     "QLinearConv": "an importer makes a quantized Conv of it",
     "QLinearMatMul": "an importer makes a quantized Linear of it",
     "DynamicQuantizeLinear": "an importer makes a Linear of rows quantized on the way of it",
-    "ReduceProd": "met in computations of shapes, which are constants by then",
 }
 
 

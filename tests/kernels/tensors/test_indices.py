@@ -143,7 +143,7 @@ def test_grouped_products(
     x, weight = rng.integers(-4, 5, (rows, depth)), rng.integers(-4, 5, (groups, depth, n))
     arguments = {
         "out": np.full((rows, n), np.nan, np.float32), "x": x.astype(np.float32),
-        "weight": weight.astype(np.float32), "ends": np.array(ends, WIDE[indices]), "rows": rows,
+        "weight": weight.astype(np.float32), "ends": np.array(ends, {"s32": np.int32, "s64": np.int64}[indices]), "rows": rows,
         "groups": groups, "k_size": depth, "n": n,
     }  # fmt: skip
     wanted, first = np.zeros((rows, n)), 0
