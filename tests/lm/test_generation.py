@@ -225,7 +225,7 @@ def test_without_a_most_a_text_ends_by_itself(smollm: Tokenizer) -> None:
 def test_what_is_no_whole_number_is_named(smollm: Tokenizer, options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=f"{next(iter(options))} is .*whole number"):
         generate(engine_for(smollm), smollm, "Hello", raw=True, **options)
-    numbers = {name: np.int64(2) for name in options}
+    numbers: dict[str, Any] = {name: np.int64(2) for name in options}
     assert list(generate(engine_for(smollm), smollm, "Hello", raw=True, **numbers))
 
 

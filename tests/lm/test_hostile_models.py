@@ -187,7 +187,7 @@ def test_mutated_files_are_named(tmp_path):
     for _ in range(300):
         changed = bytearray(data)
         for at in rng.integers(0, header, rng.integers(1, 4)):
-            changed[at] = rng.choice([0, 1, 8, 9, 27, 127, 255, rng.integers(0, 256)])
+            changed[at] = int(rng.choice([0, 1, 8, 9, 27, 127, 255, int(rng.integers(0, 256))]))
         path.write_bytes(changed)
         try:
             open_checkpoint(path)

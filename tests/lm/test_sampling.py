@@ -120,6 +120,8 @@ def test_fields_are_checked(field: str, value: Any) -> None:
 
 @pytest.mark.parametrize("name", ["top_k", "seed", "last"])
 def test_what_is_no_whole_number_is_named(name):
+    fraction: dict[str, Any] = {name: 2.5}
+    number: dict[str, Any] = {name: np.int32(2)}
     with pytest.raises(TypeError, match=f"{name} is 2.5; it must be a whole number"):
-        Sampling(**{name: 2.5})
-    assert getattr(Sampling(**{name: np.int32(2)}), name) == 2
+        Sampling(**fraction)
+    assert getattr(Sampling(**number), name) == 2

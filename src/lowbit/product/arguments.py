@@ -238,7 +238,7 @@ def shares_bytes(first: Array, second: Array) -> bool:
     if not np.may_share_memory(first, second):
         return False
     try:
-        return np.shares_memory(first, second, max_work=_OVERLAP_STEPS)
+        return np.shares_memory(first, second, max_work=_OVERLAP_STEPS)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

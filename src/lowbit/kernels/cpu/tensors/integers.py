@@ -41,16 +41,16 @@ def quotient(x: Value, y: Value) -> Value:
     """x / y towards 0."""
     element = element_of(x.type)
     zero = y.equals(0)
+    minus = y.equals(-1) if _signed(y) else None  # the least number has no opposite to divide into
     divisor = select(zero, constant(y, 1), y)
-    if _signed(y):
-        minus = y.equals(-1)
+    if minus is not None:
         divisor = select(minus, constant(y, 1), divisor)
     exact = _exact_float(element)
     if exact is None:
         made = x // divisor
     else:
         made = (x.to(exact) / divisor.to(exact)).to(element)
-    if _signed(y):
+    if minus is not None:
         made = select(minus, 0 - x, made)
     return select(zero, constant(x, 0), made)
 
