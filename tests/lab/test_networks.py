@@ -260,13 +260,14 @@ def test_arrays_are_matched_by_name(encoder: Path) -> None:
     np.testing.assert_array_equal(found.batches[0]["ids"], TOKENS[:8])
     told = _run("quantize", "encoder.onnx", "--data", "swapped.npz", "--out", "named")
     assert "SQNR of y" in told
-    for arrays, text in (
+    others: tuple[tuple[dict[str, Any], str], ...] = (
         ({"mask": MASK}, "holds mask, and the network's inputs are ids, mask"),
         ({"ids": TOKENS, "mask": MASK, "type": MASK}, "holds ids, mask, type, and"),
         ({"a": TOKENS, "b": MASK}, "holds a, b, and"),
         ({"ids": TOKENS, "mask": MASK[:, :1]}, "input mask is int64 [n, 2]"),
         ({"ids": TOKENS, "mask": MASK.astype(np.float32)}, "and its array is float32 [12, 2]"),
-    ):
+    )
+    for arrays, text in others:
         np.savez("other.npz", **arrays)
         assert text in " ".join(_fails("quantize", "encoder.onnx", "--data", "other.npz",
                                        "--out", "none").split())  # fmt: skip

@@ -52,7 +52,11 @@ def distances(queries: Floats, frame: Frame) -> list[Projection]:
     """All queries, for squared distances."""
     rest = queries.astype(np.float64) - frame.centre
     lengths = np.einsum("qd,qd->q", rest, rest)
-    return [_projection(np.arange(len(queries)), rest, frame, True, lengths, np.float64(-2))]
+    return [
+        _projection(
+            np.arange(len(queries)), rest, frame, True, lengths, np.full(len(queries), -2.0)
+        )
+    ]
 
 
 def inner_products(queries: Floats, frame: Frame) -> list[Projection]:
@@ -87,4 +91,4 @@ def _projection(
 ) -> Projection:
     with np.errstate(over="ignore"):
         values = frame.weighted(rest).astype(np.float32)
-    return Projection(rows, values, biased, constant, np.broadcast_to(factor, len(rows)))
+    return Projection(rows, values, biased, constant, factor)

@@ -168,7 +168,8 @@ class Ranking:
     def _longest(self) -> npt.NDArray[np.float64]:
         """No vector of a group is longer, as its integers times its scale, [groups]."""
         scales = [chunk.scales_of_groups for chunk in self.scope.chunks]
-        return np.concatenate([np.empty(0), *scales]) * self.codec.code_length
+        whole = np.concatenate([np.empty(0, np.float32), *scales]).astype(np.float64)
+        return whole * self.codec.code_length
 
     def _projections(self, queries: Floats, first: int) -> list[Projection]:
         """Queries in the frame of the index. ValueError: beyond float32 there."""

@@ -77,6 +77,7 @@ class Builder(Writer):
         self.sources: dict[Any, tuple[Value, int]] = {}  # of a symbol: an input and its axis
         self.names: dict[Any, str] = {}  # of a symbol: how the size is called
         self.ranges: dict[str, tuple[int, int | None]] = {}  # of a size, by name
+        self.derived: dict[Any, str] = {}  # of sizes of inputs that follow from others: their names
         self.conditions: set[Expression] = set()  # of sizes
         self._taken: set[str] = set()
         self._by_memory: dict[Any, Value] = {}
@@ -297,6 +298,8 @@ class Builder(Writer):
                 if not isinstance(size, torch.SymInt) or size.node.expr.is_number:
                     raise FixedSize(f"the size {wanted} of {name!r} is needed as a number")
                 environment = size.node.shape_env
+        for expression, name in self.derived.items():
+            self.conditions.add(("eq", name, self._condition(expression)))
         for guard in filter(_chooses, environment.guards if environment else ()):
             holds = environment.replace(guard.expr)  # symbols found equal are one
             if not holds.is_Boolean or holds.args:
@@ -318,18 +321,17 @@ class Builder(Writer):
             raise FixedSize(f"the program is right only where {expression}")
         return (name, *map(self._condition, expression.args))
 
-    def fact(self, fake: Any) -> Fact:
-        """What an input of the program is. NotImplementedError: a size follows from others."""
+    def fact(self, fake: Any, name: str) -> Fact:
+        """What the input of the program that is called so is. A size that follows from others has
+        a name of its own, and a condition."""
         shape: list[int | str] = []
-        for size in fake.shape:
+        for axis, size in enumerate(fake.shape):
             if not isinstance(size, torch.SymInt):
                 shape.append(int(size))
             elif size.node.expr in self.names:
                 shape.append(self.names[size.node.expr])
             else:
-                raise NotImplementedError(
-                    f"a size of an input that is {size.node.expr}, as others say, is not supported"
-                )
+                shape.append(self.derived.setdefault(size.node.expr, f"{name}_{axis}"))
         return Fact(numpy_name(fake.dtype), tuple(shape))
 
 

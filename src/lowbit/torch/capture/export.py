@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._decomp import global_decomposition_table
+from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import FakeTensor
 from torch.export import Dim, ExportedProgram
@@ -26,6 +27,8 @@ from lowbit.torch.capture.attention import plain_attention
 from lowbit.torch.capture.builder import SYMBOLS, Builder, FixedSize, converters
 
 _log = logging.getLogger(__name__)
+_NOT_SAID = ("Traceback ", "def forward(", "class GraphModule", "graph():", "While executing")
+"""What a line begins with from which on an error of torch.export explains no more."""
 _LEAST = 2  # of a size that is free, to torch.export
 _CHECKS = frozenset(
     {
@@ -95,6 +98,19 @@ def capture(
         raise TypeError("this model is TorchScript: start from the module that it was made from")
     signature = inspect.signature(model.forward)
     args, kwargs = bind(signature, example)
+    with torch.inference_mode(False), _without_inference_tensors(model):
+        args, kwargs = pytree.tree_map_only(Tensor, _ordinary, (args, kwargs))
+        return _capture(model, signature, args, kwargs, batch, dynamic_shapes)
+
+
+def _capture(
+    model: nn.Module,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    batch: bool,
+    dynamic_shapes: Any,
+) -> Captured:
     if dynamic_shapes is True:
         try:
             program = _program(model, args, kwargs, every=True)
@@ -166,6 +182,35 @@ def bind(signature: inspect.Signature, example: Any) -> tuple[tuple[Any, ...], d
     if any(isinstance(one, np.ndarray) for one in pytree.tree_leaves((bound.args, bound.kwargs))):
         raise TypeError("an example or a batch holds arrays of NumPy: give torch.from_numpy(array)")
     return bound.args, bound.kwargs
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one that was made in inference mode, which export refuses."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+@contextmanager
+def _without_inference_tensors(model: nn.Module) -> Iterator[None]:
+    """The model with copies of parameters and buffers made in inference mode; afterwards as it
+    was."""
+    copies: dict[int, Tensor] = {}
+    before: list[tuple[dict[str, Any], str, Tensor]] = []
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.is_inference():
+                    before.append((tensors, name, tensor))
+    for tensors, name, tensor in before:
+        if id(tensor) not in copies:
+            copy = tensor.clone()
+            is_parameter = isinstance(tensor, nn.Parameter)
+            copies[id(tensor)] = nn.Parameter(copy, False) if is_parameter else copy
+        tensors[name] = copies[id(tensor)]
+    try:
+        yield
+    finally:
+        for tensors, name, tensor in before:
+            tensors[name] = tensor
 
 
 @contextmanager
@@ -259,8 +304,8 @@ def _decompositions() -> Any:
 
 def _explained(error: Exception) -> Exception:
     """What to tell a user about an error of torch.export."""
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else type(error).__name__
+    text = _explanation(str(error))
+    first = text or type(error).__name__
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
         return NotImplementedError(
             "this model chooses by the values of its data what is computed, which a graph cannot: "
@@ -273,6 +318,17 @@ def _explained(error: Exception) -> Exception:
             f"model.config.use_cache = False (and that of its decoder). torch.export says: {first}"
         )
     return RuntimeError(f"torch.export cannot export this model: {first}")
+
+
+def _explanation(text: str) -> str:
+    """What torch.export says, without the program's text and stacks of calls that it adds."""
+    lines: list[str] = []
+    for line in text.strip().splitlines():
+        if line.startswith(_NOT_SAID):
+            break
+        if line.strip():
+            lines.append(line.rstrip())
+    return "\n".join(lines)
 
 
 def _settle(graph: fx.Graph) -> None:
@@ -312,6 +368,8 @@ def _inputs(builder: Builder, program: ExportedProgram) -> None:
         spec, fake = specs[node.name], node.meta.get("val")
         if isinstance(spec.arg, ConstantArgument):
             builder.values[node] = spec.arg.value
+        elif spec.kind is InputKind.TOKEN:  # of operators with effects, which `_nodes` names
+            builder.values[node] = ""
         elif _is_input(spec):
             for axis, size in enumerate(fake.shape):
                 if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
@@ -322,7 +380,7 @@ def _inputs(builder: Builder, program: ExportedProgram) -> None:
                         _range(builder, name, program.range_constraints.get(expression))
             builder.values[node] = name = builder.unique(node.name)
             builder.fakes[name] = fake
-            builder.inputs[name] = builder.fact(fake)
+            builder.inputs[name] = builder.fact(fake, node.name)
         else:
             builder.known[node] = held[spec.target]
             builder.targets[node] = str(spec.target)
@@ -380,13 +438,30 @@ def _nodes(builder: Builder, graph: fx.Graph) -> None:
         if node in fixed:
             builder.known[node] = _computed(node, builder.known)
         elif node.target is python.getitem:
-            builder.values[node] = builder.values[node.args[0]][node.args[1]]  # type: ignore[index]
+            builder.values[node] = _picked(builder, node)
         elif name := _name(node):
             builder.translate(node, converters.get(name))
 
 
+def _picked(builder: Builder, node: fx.Node) -> Any:
+    """One of the results of a node. NotImplementedError: it has no translation."""
+    source, index = node.args
+    assert isinstance(source, fx.Node)
+    assert isinstance(index, int)
+    values = builder.values[source]
+    if not isinstance(values, tuple) or not -len(values) <= index < len(values):
+        what = "the indices" if "max_pool" in _name(source) else f"result {index}"
+        raise NotImplementedError(
+            f"{what} of {_name(source)} ({source.name}) have no translation: leave the part that "
+            "needs them out of the model, and compile the rest"
+        )
+    return values[index]
+
+
 def _name(node: fx.Node) -> str:
     """The operator's name, "aten::relu"; "" of what picks a result, or computes with sizes."""
+    if node.target is with_effects:  # of an operator that may raise, such as a check
+        return node.args[1]._schema.name  # type: ignore[union-attr]
     if isinstance(node.target, HigherOrderOperator):
         return f"higher_order::{node.target.name()}"
     schema = getattr(node.target, "_schema", None)
