@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lowbit.lm.backend import Rows
-from lowbit.lm.checkpoint import Checkpoint, Matrix
+from lowbit.lm.checkpoint import Checkpoint
 from lowbit.lm.decoder import (
     Chunk,
     Decoder,
@@ -29,7 +29,8 @@ from lowbit.lm.decoder import (
     is_fused,
 )
 from lowbit.lm.description import Description
-from lowbit.lm.network import GatedConstants, LayerConstants, Weights, add_rotations, scaled
+from lowbit.lm.matrix_rows import Matrix, MatrixRows, scaled
+from lowbit.lm.network import GatedConstants, LayerConstants, Weights, add_rotations
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.registry.locks import Lock
 from lowbit.torch import QuantizedWeight as WeightTensor
@@ -128,8 +129,8 @@ class _DeviceWeights(Weights):
         alone = len(stems) == 1 and self.has(stems[0].replace("ffn_up", "ffn_gate") + ".weight")
         return any("ffn_gate" in one or "ffn_up" in one for one in stems) and not alone
 
-    def _packed(self, stems: Sequence[str], weight: Matrix, scale: float) -> str:
-        name = "+".join(stems)
+    def _packed(self, stems: Sequence[str], rows: MatrixRows, scale: float) -> str:
+        name, weight = "+".join(stems), rows.whole()
         if isinstance(weight, np.ndarray):
             weight = weight * np.float32(scale)
             weight = weight if self.format is None else self.format.quantize(weight)

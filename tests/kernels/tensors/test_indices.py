@@ -148,5 +148,5 @@ def test_grouped_products(
     for matrix, end in zip(weight, ends, strict=True):
         wanted[first:end] = x[first:end] @ matrix
         first = end
-    got = run_all(grouped_product, arguments, indices=indices)["out"]
+    got = run_all(grouped_product, arguments, indices=indices, weight_kind="f32")["out"]
     np.testing.assert_array_equal(got, wanted)
