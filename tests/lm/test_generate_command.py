@@ -147,7 +147,7 @@ def test_what_was_guessed_is_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("generate", "nowhere", "a"), 1, "nowhere: No such file"),
+        (("generate", "nowhere", "a"), 2, "nowhere: No such file"),
         (("generate", "a.gguf", "a", "--raw", "--system", "b"), 2, "--raw takes a text as it is"),
         (("generate", "a.gguf", "a", "--top-p", "2"), 2, "top_p is 2.0; it must be above 0"),
         (("generate", "a.gguf", "a", "--max-tokens", "-2"), 2, "max_tokens is -2"),

@@ -6,6 +6,7 @@ Names are GGUF's: token_embd, output_norm, output, and of each layer blk.N.attn_
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,20 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.lm.blocks import BLOCKS
+from lowbit.lm.blocks import BLOCKS, Block
 from lowbit.lm.description import Description
 from lowbit.lm.folders import Sources, known_name, refuse_adapters, tensors_of
-from lowbit.lm.gguf import Gguf, read
+from lowbit.lm.gguf import Gguf, StoredMatrix, read
 from lowbit.lm.layout import ModelLayout, Rules, refuse_unread
+from lowbit.lm.matrix_rows import Matrix, MatrixRows, below, floats_of, forgetting, rows_of
 from lowbit.lm.naming import naming
 from lowbit.lm.quantized import Layer, check, layers_of
 from lowbit.numerics.methods import QuantizedWeight
-from lowbit.numerics.qtensor import QTensor
 from lowbit.weights.tensor_file import StoredTensor
 
 Floats = npt.NDArray[np.float32]
-Matrix = QuantizedWeight | Floats
-"""[N, K], as a file has it."""
 _Expert = StoredTensor | Layer
 DESCRIPTION = "lowbit_description"
 """In a config.json that is none of transformers': its `Description`; tensors have GGUF's names."""
@@ -66,8 +65,26 @@ class GgufCheckpoint:
 
     def matrix(self, name: str) -> Matrix:
         """A weight [N, K]; experts below each other."""
-        held = self.held(name)
-        return held if isinstance(held, QuantizedWeight) else held.astype(np.float32)
+        return self.reader(name).whole()
+
+    def reader(self, name: str) -> MatrixRows:
+        """What reads rows of a weight [N, K]; experts below each other."""
+        parts = [self._stored(part) for part in self._parts(name)]
+        kinds = {part.kind for part in parts}
+        if len(kinds) > 1:
+            raise NotImplementedError(f"{name}: experts of {' and '.join(sorted(kinds))}")
+        block, order = BLOCKS[kinds.pop()], None
+        rows = sum(math.prod(part.shape[:-1]) for part in parts)
+        if self._in_pairs(name) and rows % self.description.head_dim == 0:
+            order = _by_halves(rows, self.description.head_dim)
+        whole = below([_reader(block, part, order) for part in parts])
+        assert whole is not None
+        return whole
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors in the file."""
+        return sum(tensor.data.nbytes for tensor in self._file.tensors.values())
 
     def is_matrix(self, name: str) -> bool:
         """Whether it is a weight of a product; other tensors are read as floats."""
@@ -75,15 +92,8 @@ class GgufCheckpoint:
 
     def held(self, name: str) -> QuantizedWeight | npt.NDArray[Any]:
         """A weight [N, K], in the file's dtype where it is of floats."""
-        parts = [self._stored(one) for one in self._parts(name)]
-        kinds = {part.kind for part in parts}
-        if len(kinds) > 1:
-            raise NotImplementedError(f"{name}: experts of {' and '.join(sorted(kinds))}")
-        rows = [part.data.reshape(-1, part.data.shape[-1]) for part in parts]
-        block, data = BLOCKS[kinds.pop()], rows[0] if len(rows) == 1 else np.concatenate(rows)
-        if self._in_pairs(name) and len(data) % self.description.head_dim == 0:
-            data = data[_by_halves(len(data), self.description.head_dim)]
-        return data.view(block.dtype) if block.parts is None else block.weight(data)
+        reader = self.reader(name)
+        return reader.read(slice(0, reader.shape[0]))
 
     def order(self, name: str) -> None:
         """Which input a weight's columns stand for: each for its own."""
@@ -129,6 +139,21 @@ def _config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("text_config", {}), dict):
         raise ValueError(f"{path} must hold an object")
     return config
+
+
+def _reader(block: Block, stored: StoredMatrix, order: npt.NDArray[np.int64] | None) -> MatrixRows:
+    """What reads rows of blocks; order: which row stands where."""
+    data = stored.data.reshape(-1, stored.data.shape[-1])
+    shape = len(data), stored.shape[-1]
+
+    def read(which: slice) -> Any:
+        rows = data[which if order is None else order[which]]
+        return rows.view(block.dtype) if block.parts is None else block.weight(rows)
+
+    if block.offsets and block.bits > 4 and shape[1] <= block.elements:
+        return rows_of(read(slice(0, len(data))))  # whether they are in groups follows from all
+    dtype = "" if block.dtype is None else np.dtype(block.dtype).name
+    return MatrixRows(shape, read, dtype, forgetting(data, order=order))
 
 
 def _by_halves(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
@@ -208,11 +233,21 @@ class FolderCheckpoint:
 
     def matrix(self, name: str) -> Matrix:
         """A weight [N, K], its columns in the `order` of its inputs; experts below each other."""
+        return self.reader(name).whole()
+
+    def reader(self, name: str) -> MatrixRows:
+        """What reads rows of a weight [N, K], its columns in the `order` of its inputs; experts
+        below each other."""
         if (layer := self._layers.get(name.removesuffix(".weight"))) is not None:
-            return layer.weight()
+            return layer.reader()
         if name in self._experts:
             return _below(name, self._experts[name])
-        return self._array(name).astype(np.float32)
+        return floats_of(self._array(name))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors in the files."""
+        return sum(tensor.data.nbytes for tensor in self.files.values())
 
     def layer(self, stem: str) -> Layer | None:
         """A quantized layer by its `name`."""
@@ -240,17 +275,19 @@ class FolderCheckpoint:
         return array
 
 
-def _below(name: str, experts: Sequence[_Expert]) -> Matrix:
+def _below(name: str, experts: Sequence[_Expert]) -> MatrixRows:
     """The weights of experts below each other. ValueError: they are not of one kind."""
-    weights = list[Matrix]()
-    for one in experts:
-        if isinstance(one, StoredTensor):
-            weights.append(one.numpy().astype(np.float32))
-        elif one.order is not None:
-            raise NotImplementedError(f"{one.name}: experts with an order of inputs are not read")
+    weights = list[MatrixRows]()
+    for expert in experts:
+        if isinstance(expert, StoredTensor):
+            weights.append(floats_of(expert.numpy()))
+        elif expert.order is not None:
+            raise NotImplementedError(
+                f"{expert.name}: experts with an order of inputs are not read"
+            )
         else:
-            weights.append(one.weight())
-    if (whole := joined(weights)) is None:
+            weights.append(expert.reader())
+    if (whole := below(weights)) is None:
         raise ValueError(f"{name}: experts must be quantized in one way")
     return whole
 
@@ -275,41 +312,3 @@ def _of(tensors: Mapping[str, Any], name: str) -> Any:
     if name not in tensors:
         raise ValueError(f"the model has no tensor {name}")
     return tensors[name]
-
-
-def joined(weights: Sequence[Matrix], experts: int = 1) -> Matrix | None:
-    """Weights below each other, [sum of N, K]; those of `experts` one expert after another. None if
-    they are not of one kind."""
-    first = weights[0]
-    if len(weights) == 1:
-        return first
-
-    def together(arrays: Sequence[Any]) -> npt.NDArray[Any]:
-        rest = arrays[0].shape[1:]
-        return np.concatenate([a.reshape(experts, -1, *rest) for a in arrays], 1).reshape(-1, *rest)
-
-    if isinstance(first, np.ndarray):
-        if not all(isinstance(one, np.ndarray) for one in weights):
-            return None
-        return together(weights)
-    if not all(
-        isinstance(one, QuantizedWeight)
-        and (one.weight.format, one.weight.group_size)
-        == (first.weight.format, first.weight.group_size)
-        for one in weights
-    ):
-        return None
-    parts = [one for one in weights if isinstance(one, QuantizedWeight)]
-    whole = QTensor(
-        together([one.weight.values for one in parts]),
-        together([one.weight.scale for one in parts]),
-        together([one.weight.zero_point for one in parts]),
-        first.weight.format, 0, first.weight.group_size,
-    )  # fmt: skip
-    zeros = None
-    if any(one.zero_point is not None for one in parts):
-        zeros = together([
-            one.weight.zero_point.astype(np.float32) if one.zero_point is None else one.zero_point
-            for one in parts
-        ])  # fmt: skip
-    return QuantizedWeight(whole, zeros)

@@ -12,16 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
+from lowbit.graph.lowering.products import is_short
 from lowbit.graph.writer import Writer
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.attention.cached import rotation_table
 from lowbit.kernels.cpu.attention.chunks import SCALE_BYTES
-from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
+from lowbit.lm.checkpoint import Checkpoint
 from lowbit.lm.description import Description
 from lowbit.lm.layout import GatedLayout
+from lowbit.lm.matrix_rows import MatrixRows, UnderWay, below, columns, packed, rows_of
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import WeightFormat
-from lowbit.weights.panels import PackedMatrix, pack
+from lowbit.weights.panels import PackedMatrix
 
 
 @dataclass
@@ -31,8 +33,9 @@ class Weights:
     - activations: of products with weights in groups: "grouped", 8 bits with a scale for each group
       of a token, "dynamic", one for each token, or "float", as good as float32.
     - format: what floats are quantized to; None: not at all.
-    - constants: by name, for all graphs. quantized: weights to be taken in place of the
-      checkpoint's. shapes: of matrices read, by name.
+    - constants: by name, for all graphs, which share them. quantized: weights to be taken in place
+      of the checkpoint's. shapes: of matrices read, by name. factors: of constants, what their
+      products are multiplied by.
     """
 
     checkpoint: Checkpoint
@@ -41,6 +44,10 @@ class Weights:
     constants: dict[str, Constant] = field(default_factory=dict)
     quantized: dict[str, QuantizedWeight] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._under_way = UnderWay(self.checkpoint.nbytes)
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""
@@ -62,17 +69,13 @@ class Weights:
         expert. depth: of inputs; 0: any. scale: what
         weights and biases are multiplied by."""
         names = [f"{stem}.weight" for stem in stems]
-        parts = [
-            ([stem], self.quantized.get(name) or self.checkpoint.matrix(name))
-            for stem, name in zip(stems, names, strict=True)
-        ]
+        parts = [([stem], self._reader(name)) for stem, name in zip(stems, names, strict=True)]
         for name, count, (_, weight) in zip(names, rows, parts, strict=True):
-            held = weight.weight if isinstance(weight, QuantizedWeight) else weight
-            self.shapes[name] = held.shape
-            _fit(name, held.shape, count * experts, depth or held.shape[1])
+            self.shapes[name] = weight.shape
+            _fit(name, weight.shape, count * experts, depth or weight.shape[1])
         orders = [self.checkpoint.order(name) for name in names]
         if len({None if order is None else order.tobytes() for order in orders}) == 1:
-            whole = joined([weight for _, weight in parts], experts)
+            whole = below([weight for _, weight in parts], experts)
             parts = parts if whole is None else [(stems, whole)]
         return [
             (
@@ -82,6 +85,10 @@ class Weights:
             )
             for (some, weight), order in zip(parts, orders, strict=False)
         ]
+
+    def _reader(self, name: str) -> MatrixRows:
+        quantized = self.quantized.get(name)
+        return self.checkpoint.reader(name) if quantized is None else rows_of(quantized)
 
     def _order(self, stem: str, order: npt.NDArray[np.int64] | None) -> str:
         if order is None:
@@ -98,35 +105,28 @@ class Weights:
         self.constants[name] = value * np.float32(scale)
         return name
 
-    def _packed(self, stems: Sequence[str], weight: Matrix, scale: float) -> str:
+    def _packed(self, stems: Sequence[str], weight: MatrixRows, scale: float) -> str:
+        """The constant of a weight, multiplied by a number: in panels, or floats: by columns
+        [N, K], of experts [experts, K, N], where they are of 16 bits in these."""
         name = "+".join(stems)
-        if isinstance(weight, np.ndarray):
-            if self.format is None:
-                self.constants[name] = weight * np.float32(scale)
+        with self._under_way(weight.bytes_under_way):
+            if not weight.dtype or self.format is not None:
+                quantize = None if self.format is None else self.format.quantize
+                self.constants[name] = packed(weight, scale, quantize)
                 return name
-            weight = self.format.quantize(weight)
-        self.constants[name] = self._panels(weight, scale)
+            experts = self.checkpoint.description.experts if "_exps" in name else 0
+            short = is_short(weight.dtype, weight.shape[0] // max(experts, 1))
+            matrices = columns(weight, scale, max(experts, 1), short)
+        if short and scale != 1:
+            self.factors[name] = scale
+        self.constants[name] = matrices if experts else matrices[0].T
         return name
-
-    def _panels(self, weight: QuantizedWeight, scale: float) -> PackedMatrix:
-        q = scaled(weight, scale).weight
-        if weight.zero_point is None:
-            return pack(q.T)
-        return pack(q.T, zero_point=weight.zero_point.T)
 
 
 def _fit(name: str, shape: tuple[int, ...], *expected: int) -> None:
     """ValueError: a tensor has another shape."""
     if shape != expected:
         raise ValueError(f"{name} has the shape {list(shape)}; {list(expected)} is expected")
-
-
-def scaled(weight: QuantizedWeight, scale: float) -> QuantizedWeight:
-    """A weight, multiplied by a number."""
-    if scale == 1:
-        return weight
-    q = weight.weight
-    return replace(weight, weight=replace(q, scale=q.scale * np.float32(scale)))
 
 
 class Networks:
@@ -281,6 +281,11 @@ class _Nodes(Writer):
         self._weights.constants[name] = value
         return name
 
+    def _factor(self, number: float) -> str:
+        name = f"factor {number}"
+        self._weights.constants[name] = np.array(number, np.float32)
+        return name
+
     def norm(self, x: str, weight: str) -> str:
         return self.op("RMSNormalization", x, weight, epsilon=self._d.epsilon)
 
@@ -308,8 +313,13 @@ class _Nodes(Writer):
         return self.op("GatedUnit", self.concat(parts, axis=1), function=self._d.function)
 
     def _routed(self, x: str, weight: tuple[str, str, str], ends: str) -> str:
-        self.products[weight[0]] = x
-        return self.op("RoutedLinear", x, weight[0], ends, **self._activations(weight[0]))
+        name = weight[0]
+        self.products[name] = x
+        if isinstance(self._weights.constants[name], PackedMatrix):
+            return self.op("RoutedLinear", x, name, ends, **self._activations(name))
+        y = self.op("GroupedMatMul", x, name, ends)
+        factor = self._weights.factors.get(name, 1.0)
+        return y if factor == 1 else self.mul(y, self._factor(factor))
 
     def _mixture(self, layer: LayerConstants, x: str, y: str) -> str:
         """x and, of y, what the experts of each row make, by their weights; and the shared one."""
@@ -332,7 +342,9 @@ class _Nodes(Writer):
         """What a product with a packed matrix does with rows."""
         packed = self._weights.constants[weight]
         if not isinstance(packed, PackedMatrix):
-            return {}
+            return (
+                {"alpha": self._weights.factors[weight]} if weight in self._weights.factors else {}
+            )
         if packed.group_size is None:
             return {"activations": "dynamic"}
         return {"activations": self._weights.activations, "group_size": packed.group_size}

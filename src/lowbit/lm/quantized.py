@@ -22,8 +22,9 @@ bitsandbytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,16 +32,18 @@ import numpy.typing as npt
 
 from lowbit.lm.blocks import as_weight
 from lowbit.lm.keys import refuse, unknown
+from lowbit.lm.matrix_rows import MatrixRows, forgetting
 from lowbit.numerics import from_int32, quantize
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights import folder
-from lowbit.weights.tensor_file import StoredTensor
+from lowbit.weights.tensor_file import StoredTensor, forget
 
 Array = npt.NDArray[Any]
 Config = Mapping[str, Any]
 
 _FLOATS = "float16", "bfloat16", "float32"
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # in a word, of its columns
+_TOGETHER = 64  # rows that are looked at together
 _COMPRESSED = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
 
 
@@ -53,7 +56,7 @@ class Layer:
     name: str
     tensors: Mapping[str, StoredTensor]
     config: Config
-    read: Callable[[Layer], QuantizedWeight]
+    read: Callable[[Layer], MatrixRows]
     notes: dict[str, int]
     read_parts: tuple[str, ...] = ()
 
@@ -61,8 +64,25 @@ class Layer:
         """The weight [N, K]; its columns stand for the inputs x[order], if there is an `order`.
 
         ValueError names the tensor that is missing or does not fit."""
+        whole = self.reader().whole()
+        assert isinstance(whole, QuantizedWeight)
+        return whole
+
+    def reader(self) -> MatrixRows:
+        """What reads rows of the `weight`; both raise what that does."""
+        with self._named():
+            reader = self.read(self)
+
+        def read(which: slice) -> QuantizedWeight | Array:
+            with self._named():
+                return reader.read(which)
+
+        return replace(reader, read=read)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
         try:
-            return self.read(self)
+            yield
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
 
@@ -101,19 +121,20 @@ class Layer:
         names = (name for name in folder.NAMES if name in self.tensors)
         return {name: self.tensors[name].numpy() for name in names}
 
-    def in_order(self, q: Array, size: int) -> Array:
-        """Values [N, K] with the columns in `order`. ValueError: groups have not `size` each."""
+    def in_order(self, depth: int, size: int) -> Callable[[Array], Array]:
+        """What brings the columns of values [rows, K] in `order`. ValueError: groups have not
+        `size` each."""
         if not self.groups:
-            return q
+            return lambda q: q
         order = self.order
-        groups = self.part(self.groups, ("int32", "int64"), q.shape[1])
+        groups = self.part(self.groups, ("int32", "int64"), depth)
         sorted_groups = groups if order is None else groups[order]
-        if (sorted_groups != np.arange(q.shape[1]) // size).any():
+        if (sorted_groups != np.arange(depth) // size).any():
             raise ValueError(f"{self.groups} must give {size} inputs to each group")
-        return q if order is None else q[:, order]
+        return lambda q: q if order is None else q[:, order]
 
 
-def _gptq(layer: Layer) -> QuantizedWeight:
+def _gptq(layer: Layer) -> MatrixRows:
     bits = layer.config["bits"]
     words = layer.part("qweight", ["int32"], -1, -1)
     depth, columns = len(words) * 32 // bits, words.shape[1]
@@ -122,46 +143,76 @@ def _gptq(layer: Layer) -> QuantizedWeight:
     zeros = layer.part("qzeros", ["int32"], groups, -(-columns * bits // 32))
     if _gptq_format(layer.config) == "gptq":  # of whole words, which 0 borrows from
         zeros = zeros + np.int32(0x11111111 if bits == 4 else 0x01010101)
-    q, zero = _unpacked(words, bits, 0, depth), _unpacked(zeros, bits, 1, columns)
-    return as_weight(layer.in_order(q.T, size), scale.T, zero.T, bits, size)
+    zero = _unpacked(zeros, bits, 1, columns)
+    in_order = layer.in_order(depth, size)
+
+    def read(which: slice) -> QuantizedWeight:
+        q = _unpacked(words[:, which], bits, 0, depth).T
+        return as_weight(in_order(q), scale.T[which], zero.T[which], bits, size)
+
+    return _by_columns((columns, depth), read, words)
 
 
-def _awq(layer: Layer) -> QuantizedWeight:
+def _by_columns(
+    shape: tuple[int, int], read: Callable[[slice], QuantizedWeight], words: Array
+) -> MatrixRows:
+    """What reads rows of a weight that is stored by columns: each is on all of its pages."""
+
+    def forget_all(which: slice) -> None:
+        if which.stop == shape[0]:  # the last ones, when all have been read
+            forget(words)
+
+    return MatrixRows(shape, read, forget=forget_all, whole_bytes=words.nbytes)
+
+
+def _awq(layer: Layer) -> MatrixRows:
     words = layer.part("qweight", ["int32"], -1, -1)
     depth, columns = len(words), words.shape[1] * 8
     size, groups = _grouped(layer.config, depth)
     scale = layer.part("scales", _FLOATS, groups, columns)
     zeros = layer.part("qzeros", ["int32"], groups, words.shape[1])
-    q, zero = (
-        from_int32(part, 1).reshape(len(part), -1, 8)[..., _AWQ_PLACES].reshape(len(part), columns)
-        for part in (words, zeros)
-    )
-    return as_weight(layer.in_order(q.T, size), scale.T, zero.T, 4, size)
+    zero = _awq_values(zeros)
+    in_order = layer.in_order(depth, size)
+
+    def read(which: slice) -> QuantizedWeight:
+        first = which.start // 8
+        begin = which.start - 8 * first
+        q = _awq_values(words[:, first : -(-which.stop // 8)])
+        q = q[:, begin : begin + which.stop - which.start].T
+        return as_weight(in_order(q), scale.T[which], zero.T[which], 4, size)
+
+    return _by_columns((columns, depth), read, words)
 
 
-def _compressed(layer: Layer) -> QuantizedWeight:
-    if "weight_packed" in layer.tensors:
+def _awq_values(words: Array) -> Array:
+    """The values of words along the second axis, uint8."""
+    values = from_int32(words, 1).reshape(len(words), -1, 8)[..., _AWQ_PLACES]
+    return values.reshape(len(words), -1)
+
+
+def _compressed(layer: Layer) -> MatrixRows:
+    if packed := "weight_packed" in layer.tensors:
         words = layer.part("weight_packed", ["int32"], -1, -1)
         shape = layer.part("weight_shape", ("int64", "int32"), 2).tolist()
         bits = next((n for n in (4, 8) if -(-shape[1] * n // 32) == words.shape[1]), 0)
         if not bits or shape[0] != len(words):
             raise ValueError(f"weight_shape {shape} does not fit {list(words.shape)} words")
-        q = _unpacked(words, bits, 1, shape[1])
+        source = words
+        rows, depth = shape
     else:
-        q = layer.part("weight", ("int8", "float8_e4m3fn"), -1, -1)
+        source = layer.part("weight", ("int8", "float8_e4m3fn"), -1, -1)
         bits = 8
-    rows, depth = q.shape
+        rows, depth = source.shape
     scale = _by_rows(layer, "weight_scale", _FLOATS, rows)
     groups = scale.shape[1]
     if depth % groups:
         raise ValueError(f"weight_scale {list(scale.shape)} does not fit {depth} inputs")
     size = depth // groups
-    q = layer.in_order(q, size)
-    if q.dtype.name == "float8_e4m3fn":
-        return _rounded(layer, q.astype(np.float32) * np.repeat(scale, size, 1))
-    if q.dtype == np.int8:  # also of 4 bits, where activations are to be quantized too
-        bits = 4 if groups > 1 and q.min() >= -8 and q.max() < 8 else 8
-        q = _unsigned(q, bits)
+    in_order = layer.in_order(depth, size)
+    if source.dtype.name == "float8_e4m3fn":
+        return _rounded(layer, source, scale, in_order)
+    if not packed and groups > 1 and _holds_four_bits(source):
+        bits = 4  # where activations are to be quantized too
     name = "weight_zero_point"
     if name not in layer.tensors:
         zero = np.full(scale.shape, 1 << bits - 1, np.uint8)
@@ -170,32 +221,77 @@ def _compressed(layer: Layer) -> QuantizedWeight:
         zero = _unpacked(words, bits, 0, rows)
     else:
         zero = _unsigned(_by_rows(layer, name, ["int8"], rows), bits)
-    return as_weight(q, scale, zero, bits, size)
+
+    def read(which: slice) -> QuantizedWeight:
+        stored = source[which]
+        q = _unpacked(stored, bits, 1, depth) if packed else _unsigned(stored, bits)
+        return as_weight(in_order(q), scale[which], zero[which], bits, size)
+
+    return MatrixRows((rows, depth), read, forget=forgetting(source))
 
 
-def _rounded(layer: Layer, values: Array) -> QuantizedWeight:
+def _holds_four_bits(values: Array) -> bool:
+    """Whether int8 [N, K] holds integers of 4 bits."""
+    for first in range(0, len(values), _TOGETHER):
+        part = values[first : first + _TOGETHER]
+        if part.min() < -8 or part.max() > 7:
+            return False
+        forget(part)
+    return True
+
+
+def _rounded(
+    layer: Layer, source: Array, scale: Array, in_order: Callable[[Array], Array]
+) -> MatrixRows:
     """Floats of 8 bits as integers of 8 bits: the least that kernels lose."""
-    weight = QuantizedWeight(quantize(values, "int8", axis=0))
-    error = np.linalg.norm(weight.dequantize() - values) / max(np.linalg.norm(values), 1e-30)
-    reason = f"float8 rounded to int8, a scale for each row: relative error {error:.1%}"
-    layer.notes[reason] = layer.notes.get(reason, 0) + values.size
-    return weight
+    rows, depth = source.shape
+    size = depth // scale.shape[1]
+    squares = np.full((2, rows), np.nan)  # of errors and of values, of each row that was read
+
+    def read(which: slice) -> QuantizedWeight:
+        values = in_order(source[which]).astype(np.float32) * np.repeat(scale[which], size, 1)
+        weight = QuantizedWeight(quantize(values, "int8", axis=0))
+        for of_rows, array in zip(squares, (weight.dequantize() - values, values), strict=True):
+            of_rows[which] = np.einsum("nk,nk->n", array, array, dtype=np.float64)
+        if not np.isnan(squares).any():
+            error, norm = np.sqrt(squares.sum(1))
+            squares[:] = np.nan
+            reason = (
+                "float8 rounded to int8, a scale for each row: "
+                f"relative error {error / max(norm, 1e-30):.1%}"
+            )
+            layer.notes[reason] = layer.notes.get(reason, 0) + source.size
+        return weight
+
+    return MatrixRows(source.shape, read, forget=forgetting(source))
 
 
-def _bitsandbytes(layer: Layer) -> QuantizedWeight:
+def _bitsandbytes(layer: Layer) -> MatrixRows:
     if "weight_format" in layer.tensors and layer.tensors["weight_format"].numpy().any():
         raise NotImplementedError(f"{layer.name}: weight_format must be 0, which is rows")
     q = layer.part("weight", ["int8"], -1, -1)
     scale = layer.part("SCB", ["float32"], len(q))[:, None] / np.float32(127)
     zero = np.full(scale.shape, 128, np.uint8)
-    return as_weight(layer.in_order(_unsigned(q, 8), q.shape[1]), scale, zero, 8, q.shape[1])
+    in_order = layer.in_order(q.shape[1], q.shape[1])
+
+    def read(which: slice) -> QuantizedWeight:
+        return as_weight(in_order(_unsigned(q[which], 8)), scale[which], zero[which], 8, q.shape[1])
+
+    return MatrixRows(q.shape, read, forget=forgetting(q))
 
 
-def _lowbit(layer: Layer) -> QuantizedWeight:
-    weight = folder.from_tensors(layer.of_lowbit())
-    if weight.input_scale is not None:
+def _lowbit(layer: Layer) -> MatrixRows:
+    tensors = layer.of_lowbit()
+    if folder.INPUT_SCALE in tensors:
+        folder.from_tensors(tensors, slice(0, 1))  # what is wrong with others
         raise NotImplementedError(f"{layer.name}: inputs that are divided are not served")
-    return weight
+    rows, depth, _ = (int(n) for n in folder.part(tensors, folder.SIZES, ["int64"], 3))
+    in_rows = [tensors[name] for name in (folder.VALUES, folder.SCALE) if name in tensors]
+    return MatrixRows(
+        (rows, depth),
+        lambda which: folder.from_tensors(tensors, which),
+        forget=forgetting(*in_rows),
+    )
 
 
 def _by_rows(layer: Layer, name: str, dtypes: Collection[str], rows: int) -> Array:
@@ -301,7 +397,7 @@ class Format(NamedTuple):
 
     check: Callable[[Config], None]
     marks: tuple[str, ...]
-    read: Callable[[Layer], QuantizedWeight]
+    read: Callable[[Layer], MatrixRows]
     parts: tuple[str, ...]
     keys: str
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lowbit.lm.backend import Rows
-from lowbit.lm.checkpoint import Checkpoint, Matrix
+from lowbit.lm.checkpoint import Checkpoint
 from lowbit.lm.decoder import (
     Chunk,
     Decoder,
@@ -29,7 +29,8 @@ from lowbit.lm.decoder import (
     is_fused,
 )
 from lowbit.lm.description import Description
-from lowbit.lm.network import GatedConstants, LayerConstants, Weights, add_rotations, scaled
+from lowbit.lm.matrix_rows import Matrix, MatrixRows, scaled
+from lowbit.lm.network import GatedConstants, LayerConstants, Weights, add_rotations
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.registry.locks import Lock
 from lowbit.torch import QuantizedWeight as WeightTensor
@@ -128,23 +129,23 @@ class _DeviceWeights(Weights):
         alone = len(stems) == 1 and self.has(stems[0].replace("ffn_up", "ffn_gate") + ".weight")
         return any("ffn_gate" in one or "ffn_up" in one for one in stems) and not alone
 
-    def _packed(self, stems: Sequence[str], weight: Matrix, scale: float) -> str:
-        name = "+".join(stems)
-        if isinstance(weight, np.ndarray):
-            weight = weight * np.float32(scale)
-            weight = weight if self.format is None else self.format.quantize(weight)
+    def _packed(self, stems: Sequence[str], weight: MatrixRows, scale: float) -> str:
+        name, matrix = "+".join(stems), weight.whole()
+        if isinstance(matrix, np.ndarray):
+            matrix = matrix * np.float32(scale)
+            matrix = matrix if self.format is None else self.format.quantize(matrix)
         elif scale != 1:
-            weight = scaled(weight, scale)
+            matrix = scaled(matrix, scale)
         experts = self.checkpoint.description.experts if "_exps" in name else 0
         options = {"gated": self._gated(stems), "experts": experts}
-        made = self.products[name] = product(weight, self._device, self._dtype, **options)
-        if isinstance(weight, QuantizedWeight) and isinstance(made, Tensor):
+        made = self.products[name] = product(matrix, self._device, self._dtype, **options)
+        if isinstance(matrix, QuantizedWeight) and isinstance(made, Tensor):
             notes, kind = self.checkpoint.notes, str(self._dtype).removeprefix("torch.")
-            q = weight.weight
-            zeros = q.format.bits > 4 and (weight.zero_point is not None or q.zero_point.any())
+            q = matrix.weight
+            zeros = q.format.bits > 4 and (matrix.zero_point is not None or q.zero_point.any())
             what = f"in groups of {q.group_size}" if not zeros else "with zero points"
             reason = f"{q.format.bits} bits {what} as {kind}: no kernel takes them on a GPU"
-            notes[reason] = notes.get(reason, 0) + weight.weight.values.size
+            notes[reason] = notes.get(reason, 0) + q.values.size
         return name
 
 

@@ -216,8 +216,8 @@ def plan(product: FloatProduct) -> FloatPlan:
     return FloatPlan(
         micro=micro,
         shape=_shape(micro, rows, vectors, n),
-        left=Operand(product.kind, product.a_along, packed=not plain_left, copied=cut_k.grouped),
-        right=Operand(product.kind, product.b_along, packed=not plain_right),
+        left=Operand(product.a.kind, product.a_along, packed=not plain_left, copied=cut_k.grouped),
+        right=Operand(product.b.kind, product.b_along, packed=not plain_right),
         ahead=cut_k.ahead,
         k_block=cut_k.k_block,
         k_slice=k_slice,

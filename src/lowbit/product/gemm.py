@@ -169,6 +169,17 @@ def _check_matrix(name: str, one: Layout) -> None:
         )
 
 
+@lru_cache(maxsize=KEPT)
+def prepare_fitting(
+    a: Facts, b: Facts, c: Facts | None, out: Facts, threads: int, isa: str
+) -> Prepared:
+    """As `prepare_gemm`, of operands that are known to fit together. One of a and b may be of 16
+    bits, float16 too, where the other is float32: it is widened when it is read."""
+    if 0 in out[1] or not a[1][1]:
+        return Prepared(None, out[1], text=verbose.line("gemm", "-", "-", "no products"))
+    return _prepared(Layout(*a), Layout(*b), Layout(*c) if c else None, Layout(*out), threads, isa)
+
+
 def _prepared(
     a: Layout, b: Layout, c: Layout | None, out: Layout, threads: int, isa: str
 ) -> Prepared:
@@ -207,7 +218,8 @@ def _dots(product: FloatProduct, plan: DotsPlan) -> Prepared:
         micro=plan.micro,
         rows=plan.rows,
         columns=plan.columns,
-        kind=product.kind,
+        kind=product.a.kind,
+        right_kind=product.b.kind,
         out_kind=product.out.kind,
     )
     own = {"m": product.m, "k_size": product.k, "item_blocks": plan.item_blocks}

@@ -19,7 +19,7 @@ from lowbit.kernels.cpu.shared.layout import padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.product.geometry import Geometry
 
-_FLOATS = {np.dtype(np.float32): "f32", np.dtype(bfloat16): "bf16"}
+_FLOATS = {np.dtype(np.float32): "f32", np.dtype(bfloat16): "bf16", np.dtype(np.float16): "f16"}
 _MOST_CLAIMED = 512  # k; where products take longer, stores wait for nothing
 
 
@@ -179,7 +179,7 @@ class Layout(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What the kernels call the type: "f32" or "bf16"."""
+        """What the kernels call the type: "f32", "bf16" or "f16"."""
         return _FLOATS[self.dtype]
 
     @property
@@ -230,17 +230,19 @@ class FloatProduct(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Of both operands: "f32" or "bf16"."""
-        return self.a.kind
+        """What is multiplied: "bf16" where both operands are that, else "f32", to which numbers of
+        16 bits are widened when they are read."""
+        return "bf16" if self.a.kind == self.b.kind == "bf16" else "f32"
 
     @property
     def item_bytes(self) -> int:
-        """Of an element of both operands."""
-        return self.a.dtype.itemsize
+        """Of a number that is multiplied. What is cut by it is cut for an operand that is widened
+        as it is for its numbers as float32, so that sums are the same, to the bit."""
+        return 2 if self.kind == "bf16" else 4
 
     @property
     def right_bytes(self) -> int:
-        """Of the right operand."""
+        """Of the numbers of the right operand."""
         return self.k * self.n * self.item_bytes
 
     @property

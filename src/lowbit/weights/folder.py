@@ -58,9 +58,12 @@ def to_tensors(weight: QuantizedWeight) -> dict[str, Array]:
     return tensors
 
 
-def from_tensors(tensors: Mapping[str, Array]) -> QuantizedWeight:
-    """The weight that `to_tensors` was given. ValueError names the tensor that is missing or does
-    not fit."""
+def from_tensors(
+    tensors: Mapping[str, Array],
+    which: slice = slice(None),
+) -> QuantizedWeight:
+    """The weight that `to_tensors` was given, or some of its rows. ValueError names the tensor that
+    is missing or does not fit."""
     rows, depth, size = (int(n) for n in part(tensors, SIZES, ["int64"], 3))
     if not (rows > 0 and 0 < size <= depth):
         raise ValueError(f"{SIZES} must be N, K and a size up to K, got {[rows, depth, size]}")
@@ -69,10 +72,11 @@ def from_tensors(tensors: Mapping[str, Array]) -> QuantizedWeight:
     four_bits = values.dtype == np.uint8
     part(tensors, VALUES, ["uint8" if four_bits else "int8"], rows,
          -(-depth // 2) if four_bits else depth)  # fmt: skip
-    scale, zeros = part(tensors, SCALE, ["float32"], rows, groups), None
+    values = values[which]
+    scale, zeros = part(tensors, SCALE, ["float32"], rows, groups)[which], None
     if ZERO_POINT in tensors:
         whole = "uint8" if four_bits else "int8"
-        zeros = part(tensors, ZERO_POINT, (whole, "float32"), rows, groups)
+        zeros = part(tensors, ZERO_POINT, (whole, "float32"), rows, groups)[which]
         if not np.isfinite(zeros).all():
             raise ValueError(f"{ZERO_POINT} must be finite")
     factors = None

@@ -20,7 +20,14 @@ from lowbit.kernels.triton.fast.tiles import (
 from lowbit.numerics import int_format, longest_sum
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import Shape, WeightFormat
-from lowbit.weights.panels import PackedMatrix, by_groups, group_refusal, one_group, pack
+from lowbit.weights.panels import (
+    Numbers,
+    PackedMatrix,
+    by_groups,
+    group_refusal,
+    one_group,
+    pack,
+)
 
 # Weights in rows, as files hold them: for looking rows up, on any device.
 
@@ -105,7 +112,7 @@ class Panels:
         """The arrays of a weight, by name."""
         zeros = weight.zero_point
         zeros = None if zeros is None else zeros.T
-        packed = pack(weight.weight.T, zero_point=zeros, halves=False)
+        packed = pack(weight.weight.T, zero_point=zeros, numbers=Numbers(False, False))
         arrays = {name: getattr(packed, name) for name in self.parts}
         if packed.dtype == "uint4" and packed.zero_points is None:  # all of them in the middle
             arrays["zero_points"] = np.zeros(arrays["scale"].shape, np.int8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,20 @@ def one_group(k: int) -> int:
     return max(padded_k(k), _GROUP_UNIT)
 
 
+class Numbers(NamedTuple):
+    """How what belongs to columns or groups may be held: scales, and offsets in place of zero
+    points, as float16, where that is the same; zero points although all are 0. lasting: arrays are
+    kept for long."""
+
+    short_scales: bool = True
+    short_offsets: bool = True
+    all_zeros: bool = False
+    lasting: bool = True
+
+
+_AS_THEY_COME = Numbers()
+
+
 def padded(vector: Array) -> Array:
     """A copy of a vector over the columns, filled with zeros to whole panels."""
     result = np.zeros(blocks(len(vector), PANEL) * PANEL, vector.dtype)
@@ -55,9 +69,9 @@ def padded(vector: Array) -> Array:
     return result
 
 
-def _aligned(array: Array) -> Array:
+def _aligned(array: Array, lasting: bool = True) -> Array:
     """A copy that is C-contiguous and begins at a multiple of 64 bytes."""
-    result = aligned_empty(array.shape, array.dtype, lasting=True)
+    result = aligned_empty(array.shape, array.dtype, lasting=lasting)
     result[...] = array
     return result
 
@@ -85,13 +99,13 @@ def _stored_values(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray
     return np.ascontiguousarray(rows).view(np.int8)
 
 
-def _by_panels(each: Array) -> Array:
+def _by_panels(each: Array, lasting: bool) -> Array:
     """Numbers [groups, N] as [panels, groups, 16], filled with zeros."""
     groups, columns = each.shape
     count = blocks(columns, PANEL)
     filled = np.zeros((max(groups, 1), count * PANEL), each.dtype)
     filled[:groups, :columns] = each
-    return _aligned(filled.reshape(len(filled), count, PANEL).transpose(1, 0, 2))
+    return _aligned(filled.reshape(len(filled), count, PANEL).transpose(1, 0, 2), lasting)
 
 
 def by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
@@ -352,14 +366,14 @@ class PackedMatrix:
 
 def pack(
     b: QTensor | Array, *, dtype: str | None = None, zero_point: Any = None,
-    isa: str | None = None, halves: bool = True,
+    isa: str | None = None, numbers: Numbers = _AS_THEY_COME,
 ) -> PackedMatrix:  # fmt: skip
-    """`lowbit.pack` of a QTensor, or of an int8 or uint8 array [K, N]. `halves`: what belongs to
-    groups may be float16."""
+    """`lowbit.pack` of a QTensor, or of an int8 or uint8 array [K, N]. `numbers`: how what belongs
+    to columns or groups may be held."""
     if isinstance(b, QTensor) and dtype not in (None, b.format.name):
         raise ValueError(f"b is quantized to {b.format.name}, and dtype is {dtype!r}")
     if isinstance(b, QTensor) and b.group_size is not None:
-        return _pack_groups(b, zero_point, isa, halves)
+        return _pack_groups(b, zero_point, isa, numbers)
     if zero_point is not None:
         raise ValueError("zero_point belongs to a QTensor with groups; others hold their own")
     scale = None
@@ -378,7 +392,7 @@ def pack(
         depth, columns = values.shape
         zero = np.zeros(columns, np.int32)
     stored_zero = padded(zero - np.int32(FLIP) if dtype == "uint8" else zero)
-    panels, sums = packed_panels(values, dtype, isa)
+    panels, sums = packed_panels(values, dtype, isa, lasting=numbers.lasting)
     return PackedMatrix(
         panels=panels,
         column_sums=sums - np.int32(depth) * stored_zero,
@@ -386,11 +400,11 @@ def pack(
         N=columns,
         dtype=dtype,
         scale=scale,
-        zero_points=stored_zero if stored_zero.any() else None,
+        zero_points=stored_zero if numbers.all_zeros or stored_zero.any() else None,
     )
 
 
-def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, halves: bool) -> PackedMatrix:
+def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, numbers: Numbers) -> PackedMatrix:
     """`pack` for integers [K, N] with a scale for each column of each group of k."""
     size = b.group_size
     if b.values.ndim != 2 or b.axis != 1 or b.group_axis != 0:
@@ -409,11 +423,13 @@ def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, halves: bool) -> 
     if zero_point is not None:
         real_zero = _real_zeros(zero_point, b.scale.shape) - middle
     counts = np.minimum(depth - np.arange(0, depth, size), size)[:, None]
-    panels, sums = packed_panels(b.values, b.format.name, isa, group=size)
+    lasting = numbers.lasting
+    panels, sums = packed_panels(b.values, b.format.name, isa, group=size, lasting=lasting)
     real = by_groups(sums, depth, columns, size) - counts * real_zero
     real_sums = (b.scale.astype(np.float64) * real).sum(axis=0)
     zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
-    if halves and zero_point is not None and zeros.any():
+    kept = numbers.all_zeros or zeros.any()
+    if numbers.short_offsets and zero_point is not None and kept:
         zeros = float16_offsets(b.scale, real_zero + (1 << b.format.bits - 1), zeros)
     return PackedMatrix(
         panels=panels,
@@ -421,8 +437,8 @@ def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, halves: bool) -> 
         K=depth,
         N=columns,
         dtype=b.format.name,
-        scale=_by_panels(as_float16(b.scale) if halves else b.scale),
-        zero_points=_by_panels(zeros) if zeros.any() or zeros.dtype == _FLOAT16 else None,
+        scale=_by_panels(as_float16(b.scale) if numbers.short_scales else b.scale, lasting),
+        zero_points=_by_panels(zeros, lasting) if kept else None,
         group_size=size,
     )
 

@@ -39,6 +39,7 @@ _MOST_DIMENSIONS = 64
 _NO_DIGEST = "0" * 64
 _NO_DATA_DIGEST = "1" * 64
 _BLOCK = 1 << 22
+_MAPPED_AROUND = 1 << 21  # bytes: the largest folio of Linux that is no huge page of its own
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32",
     "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16",
@@ -210,13 +211,20 @@ def read_tensors(
         raise ValueError(f"{os.fspath(path)} is not a safetensors file: {error}") from None
 
 
-def forget(tensor: StoredTensor) -> None:
-    """Give back the memory that the file of a tensor, mapped for reading, has been read into."""
-    found: Any = tensor.data
-    while found is not None and not isinstance(found, mmap.mmap):
-        found = getattr(found, "base", None)
-    if found is not None:
-        found.madvise(mmap.MADV_DONTNEED)
+def forget(array: Array) -> None:
+    """Give back the memory into which the part of a file was read, mapped for reading, that an
+    array is in; it is read again when it is asked for. Arrays of no file are left alone."""
+    owner: Any = array
+    while owner is not None and not isinstance(owner, mmap.mmap):
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    if owner is None or not array.nbytes or not hasattr(owner, "madvise"):
+        return
+    start = np.frombuffer(owner, np.uint8).ctypes.data
+    low, high = np.lib.array_utils.byte_bounds(array)
+    # With a page that is read, the system maps others around it: as a rule to such multiples.
+    begin = max(low // _MAPPED_AROUND * _MAPPED_AROUND, start)
+    end = min(-(-high // _MAPPED_AROUND) * _MAPPED_AROUND, start + len(owner))
+    owner.madvise(mmap.MADV_DONTNEED, begin - start, end - begin)
 
 
 def check_names(given: Iterable[str], required: Iterable[str], optional: Iterable[str]) -> None:

@@ -143,12 +143,13 @@ def test_grouped_products(
     x, weight = rng.integers(-4, 5, (rows, depth)), rng.integers(-4, 5, (groups, depth, n))
     arguments = {
         "out": np.full((rows, n), np.nan, np.float32), "x": x.astype(np.float32),
-        "weight": weight.astype(np.float32), "ends": np.array(ends, {"s32": np.int32, "s64": np.int64}[indices]), "rows": rows,
+        "weight": weight.astype(np.float32), "ends": np.array(ends, indices.replace("s", "int")),
+        "rows": rows,
         "groups": groups, "k_size": depth, "n": n,
     }  # fmt: skip
     wanted, first = np.zeros((rows, n)), 0
     for matrix, end in zip(weight, ends, strict=True):
         wanted[first:end] = x[first:end] @ matrix
         first = end
-    got = run_all(grouped_product, arguments, indices=indices)["out"]
+    got = run_all(grouped_product, arguments, indices=indices, weight_kind="f32")["out"]
     np.testing.assert_array_equal(got, wanted)

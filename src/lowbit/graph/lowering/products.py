@@ -22,6 +22,7 @@ from lowbit.graph.operator import Array
 from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.kernels.cpu.shared.post_op import WithNumbers
+from lowbit.numerics.formats import dtype_of
 from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import panel_bytes
 from lowbit.product.prepared import Prepared
@@ -121,18 +122,20 @@ def row_parameters(lowering: Lowering, tensor: Tensor) -> tuple[Place, Place]:
     return scale, lowering.known(np.array([tensor.zero_point + shift], np.int32))
 
 
-def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = None) -> None:
-    """Add the launches of out = a @ b + bias, of float32; bias [N] is added to each row."""
+def gemm(
+    lowering: Lowering, a: View, b: View, out: View, bias: Place | None = None, alpha: float = 1.0
+) -> None:
+    """Add the launches of out = alpha · (a @ b) + bias, of float32; bias [N] is added to each row.
+    b may be of floats of 16 bits, where it has 16 columns or more."""
     with importing():  # not for 8 bits alone
-        from lowbit.product.gemm import CopyFirst, factors, prepare_gemm
+        from lowbit.product.gemm import CopyFirst, factors, prepare_fitting
 
     added = None if bias is None else Layout(_FLOAT32, out.shape, (0, 4))
-    prepared = prepare_gemm(
-        _layout(a), _layout(b), added, _layout(out), True, bias is not None, lowering.threads,
-        lowering.isa.name,
-    )  # fmt: skip
+    prepared = prepare_fitting(
+        _layout(a), _layout(b), added, _layout(out), lowering.threads, lowering.isa.name
+    )
     if isinstance(prepared.plan, CopyFirst):
-        _gemm_by_copies(lowering, a, b, out, bias, prepared.plan.by_columns)
+        _gemm_by_copies(lowering, a, b, out, bias, alpha, prepared.plan.by_columns)
         return
     if not prepared.launches:  # nothing is multiplied
         if math.prod(out.shape):
@@ -140,16 +143,17 @@ def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = N
             compute(lowering, out, [zero if bias is None else _row(out, bias)], (0,))
         return
     operands = {"a": a.place, "b": b.place, "c": bias, "out": out.place}
-    operands |= factors(1.0, float(bias is not None))
+    operands |= factors(alpha, float(bias is not None))
     launch(lowering, prepared, operands)
 
 
 def _gemm_by_copies(
-    lowering: Lowering, a: View, b: View, out: View, bias: Place | None, by_columns: bool
-) -> None:
+    lowering: Lowering, a: View, b: View, out: View, bias: Place | None, alpha: float,
+    by_columns: bool,
+) -> None:  # fmt: skip
     """As `gemm`, where the kernels cannot take operands as they lie, or would be slow."""
     target = lowering.fresh(out.tensor, (1, 0) if by_columns else None)
-    gemm(lowering, plain(lowering, a), plain(lowering, b, (1, 0)), target)
+    gemm(lowering, plain(lowering, a), plain(lowering, b, (1, 0)), target, alpha=alpha)
     if bias is None:
         compute(lowering, out, [target], (0,))
         return
@@ -161,7 +165,18 @@ def _row(out: View, bias: Place) -> View:
 
 
 def _layout(view: View) -> Layout:
-    return Layout(_FLOAT32, view.shape, tuple(4 * stride for stride in view.strides))
+    dtype = dtype_of(view.tensor.dtype)
+    return Layout(dtype, view.shape, tuple(dtype.itemsize * stride for stride in view.strides))
+
+
+SHORT = {"bfloat16": "bf16", "float16": "f16"}
+"""What kernels call the dtypes of 16 bits that they widen when they read a weight."""
+_LEAST_SHORT = 16  # columns from which products take it as it lies
+
+
+def is_short(dtype: str, columns: int) -> bool:
+    """Whether products read a weight with so many columns in its 16 bits."""
+    return dtype in SHORT and columns >= _LEAST_SHORT
 
 
 def as_float32(lowering: Lowering, view: View, order: Sequence[int] | None = None) -> View:
@@ -189,9 +204,10 @@ def float_products(
     node: Node,
     order: Sequence[int] | None,
     parts: Sequence[tuple[View, np.ndarray, int, int]],
+    alpha: float = 1.0,
 ) -> None:
     """Add products, each of rows, a weight [K, N], the first column it makes and the row stride of
-    the output; then what follows them."""
+    the output, multiplied by alpha; then what follows them."""
     bias = (*node.inputs, "")[2]
     values = lowering.constant_bias(bias)
     steps = node.get("post_ops", ())
@@ -204,7 +220,7 @@ def float_products(
         m, n = rows.shape[0], weight.shape[1]
         right = lowering.known_view(weight)
         place = None if values is None else lowering.known(values[column : column + n].copy())
-        gemm(lowering, rows, right, target.part((m, n), (stride, 1), column), place)
+        gemm(lowering, rows, right, target.part((m, n), (stride, 1), column), place, alpha)
     if target is not out:
         ended(lowering, node, target, out)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Constant, Node, Tensor
-from lowbit.graph.lower import Lowering
+from lowbit.graph.lower import Lowering, is_dense
 from lowbit.graph.lowering.elementwise import (
     broadcast,
     compute,
@@ -24,12 +24,14 @@ from lowbit.graph.lowering.elementwise import (
 )
 from lowbit.graph.lowering.movement import settled
 from lowbit.graph.lowering.products import (
+    SHORT,
     Epilogue,
     as_float32,
     finished,
     float_products,
     floats,
     gemm,
+    is_short,
     launch,
     row_parameters,
     weight_of,
@@ -160,9 +162,12 @@ def _linear(
     activations="dynamic": each row of x is rounded to 8 bits first, with a scale and a zero point
     of its own (numerics.quantize_rows); "symmetric": with a scale, and a fixed zero point;
     "grouped": with a scale for each `group_size` of K; "float": not at all, as without, but weights
-    with groups stay in their panels.
+    with groups stay in their panels. alpha: what the product is multiplied by before the bias is
+    added, 1 if left out; of weights of floats.
     """
-    made = _product(_rows(node, x), weight.T)
+    made, alpha = _product(_rows(node, x), weight.T), node.get("alpha", 1.0)
+    if alpha != 1:
+        made = made * alpha
     if bias is not None:
         if bias.shape != weight.shape[:1]:
             raise ValueError(f"bias {bias.shape} does not fit weight {weight.shape}")
@@ -307,7 +312,10 @@ def _in_panels(weight: QTensor, dynamic: bool) -> bool:
 
 
 def _columns(constant: Constant) -> np.ndarray:
-    """Of [N, K], as [K, N]."""
+    """Of [N, K], as [K, N]: floats of 16 bits as they are, others as float32. What lies by columns
+    is no copy, so that all that read the constant share it."""
+    if isinstance(constant, np.ndarray) and is_short(constant.dtype.name, len(constant)):
+        return np.ascontiguousarray(constant.T)
     return np.ascontiguousarray(floats(constant).T)
 
 
@@ -316,7 +324,8 @@ def _float_linear(lowering: Lowering, node: Node) -> None:
     x = as_float32(lowering, lowering.view(node.inputs[0]))
     weight = lowering.packed(weight_of(lowering, node), _columns)
     m, (k, n) = math.prod(x.shape[:-1]), weight.shape
-    float_products(lowering, node, None, [(x.part((m, k), (k, 1)), weight, 0, n)])
+    rows = x.part((m, k), (k, 1))
+    float_products(lowering, node, None, [(rows, weight, 0, n)], node.get("alpha", 1.0))
 
 
 def _lower_matmul(lowering: Lowering, node: Node) -> None:
@@ -358,11 +367,17 @@ def _wider(view: View, axis: int) -> View:
 
 def _lower_grouped(lowering: Lowering, node: Node) -> None:
     x, weight, ends = (lowering.view(name) for name in node.inputs)
-    x, weight = (converted(lowering, one, Tensor("float32", one.shape)) for one in (x, weight))
+    x = as_float32(lowering, x)
+    kind = SHORT.get(weight.tensor.dtype, "f32")
+    if kind == "f32" or not is_dense(weight):
+        kind, weight = "f32", as_float32(lowering, weight)
     ends = plain(lowering, ends)
     groups, depth, n = weight.shape
     out = lowering.fresh(Tensor("float32", (x.shape[0], n)))
-    lowering.add(grouped_product.program(lowering.isa, indices=index_format(ends, "ends")), {
+    program = grouped_product.program(
+        lowering.isa, indices=index_format(ends, "ends"), weight_kind=kind
+    )
+    lowering.add(program, {
         "out": out.place, "x": x.place, "weight": weight.place, "ends": ends.place,
         "rows": x.shape[0], "groups": groups, "k_size": depth, "n": n,
     })  # fmt: skip
@@ -382,7 +397,8 @@ def _lower_routed(lowering: Lowering, node: Node) -> None:
     out = lowering.output(node.outputs[0])
     if not isinstance(weight, PackedMatrix) or not node.get("activations"):
         matrices = lowering.packed(weight, _matrices, groups=groups)
-        lowering.add(grouped_product.program(lowering.isa, indices="s64"), {
+        program = grouped_product.program(lowering.isa, indices="s64", weight_kind="f32")
+        lowering.add(program, {
             "out": out.place, "x": x.place, "weight": lowering.known(matrices),
             "ends": ends.place, "rows": rows, "groups": groups, "k_size": depth,
             "n": matrices.shape[2],

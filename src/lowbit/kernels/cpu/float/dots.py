@@ -40,6 +40,7 @@ def float_dots(
     rows: int,
     columns: int,
     kind: str,
+    right_kind: str,
     out_kind: str,
 ) -> None:
     """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n], c only read if `reads_c`.
@@ -47,8 +48,9 @@ def float_dots(
     Both operands are contiguous along K; the other strides count elements. alpha and beta are the
     bits of float32 numbers. An item is `item_blocks` times `columns` columns by all rows.
     """
-    reader = Reader(kind, micro.pair)
-    left, right = reader.pointer(a), reader.pointer(b)
+    readers = Reader(kind, micro.pair), Reader(right_kind, micro.pair)
+    left = readers[0].pointer(a)
+    right = readers[1].pointer(b)
     target = out.cast(f32 if out_kind == "f32" else bf16)
     factors = float_of(alpha), float_of(beta)
     added = c, c_stride, reads_c > 0, factors
@@ -64,27 +66,28 @@ def float_dots(
                     right + minimum(column + i, n - 1) * b_column_stride for i in range(columns)
                 ]
                 with k.scope():
-                    for i, total in enumerate(_dots(k, micro, reader, starts, others, k_size)):
+                    for i, total in enumerate(_dots(k, micro, readers, starts, others, k_size)):
                         for _ in k.when(row + i < m):
                             epilogue.row((row + i, column), [total], ragged=True)
 
 
 def _dots(
-    k: Builder, micro: VectorMicro, reader: Reader, rows: list[Value], columns: list[Value],
-    k_size: Value,
+    k: Builder, micro: VectorMicro, readers: tuple[Reader, Reader], rows: list[Value],
+    columns: list[Value], k_size: Value,
 ) -> list[Value]:  # fmt: skip
     """For each row a vector of its products with the columns, by where they begin."""
     lanes, zero = micro.lanes, k.zeros(f32, micro.lanes)
     sums = [[k.register(zero) for _ in columns] for _ in rows]
+    of_rows, of_columns = readers
 
     def add(at: Value, left: Value | None) -> None:
-        units = [reader.along(start + at, lanes, left) for start in columns]
+        units = [of_columns.along(start + at, lanes, left) for start in columns]
         for start, accumulators in zip(rows, sums, strict=True):
-            row = reader.along(start + at, lanes, left)
+            row = of_rows.along(start + at, lanes, left)
             for accumulator, column in zip(accumulators, units, strict=True):
                 accumulator.value = micro.combine(accumulator.value, row, column)
 
-    turn = lanes * reader.depth
+    turn = lanes * of_rows.depth
     whole = k_size // turn * turn
     for at in k.range(0, whole, turn):
         add(at, None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from lowbit.isa.generic import any_, fma, maximum, minimum, select
-from lowbit.isa.types import Scalar, Vector, f32, s32, with_element
+from lowbit.isa.types import Scalar, Vector, f32, s32, u32, with_element
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 
@@ -41,6 +41,9 @@ _LOG = (
     -2.4999993993e-1,
     3.3333331174e-1,
 )
+_FLOAT32_ONE_UP = 1 << 23  # of an exponent, among the bits
+_FLOAT16_BIAS = (127 - 15) * _FLOAT32_ONE_UP
+_FLOAT16_ENDLESS = 31 * _FLOAT32_ONE_UP  # the exponent of infinities and NaN
 _SQRT_HALF_BITS = 0x3F3504F3
 _LEAST_EXP, _GREATEST_EXP = -87.0, 88.0  # so that the power of two is a normal number
 
@@ -49,6 +52,22 @@ def rounded(value: Value) -> Value:
     """Round half to even, as s32, for |value| < 2^22."""
     signed = with_element(value.type, s32)
     return (value + _ROUND).bits(signed) - _ROUND_BITS
+
+
+def widened_float16(bits: Value) -> Value:
+    """The bits of float32 numbers, u32, that are the same as these of float16, u16: normal or not,
+    infinities and NaN. No number on the way is denormal, so that none is flushed to zero. Not every
+    machine has an instruction for it."""
+    whole = bits.to(s32)
+    sign = (whole & 0x8000) << 16
+    size = (whole & 0x7FFF) << 13  # fraction and exponent where float32 has them
+    normal = size + _FLOAT16_BIAS
+    normal = select(size < _FLOAT16_ENDLESS, normal, normal + _FLOAT16_BIAS)
+    # As 2^-14 · (1 + fraction), from which the 1 is taken, exactly.
+    first_normal = _FLOAT16_BIAS + _FLOAT32_ONE_UP
+    small = (size + first_normal).bits(with_element(bits.type, f32)) - 2.0**-14
+    small = small.bits(with_element(bits.type, s32))
+    return (select(size < _FLOAT32_ONE_UP, small, normal) | sign).bits(with_element(bits.type, u32))
 
 
 def ordered_bits(value: Value) -> Value:
