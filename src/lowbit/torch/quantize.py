@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowbit.numerics.methods import Activations
 from lowbit.torch.arguments import check_batches
-from lowbit.torch.capture.export import bind, evaluating
+from lowbit.torch.capture.export import bind
+from lowbit.torch.capture.mode import evaluating
 from lowbit.torch.config import QuantizeConfig, StaticInt8Config
 from lowbit.torch.kinds import STAYS, become_quantized
 from lowbit.torch.plan import Filter, Plan, Shared, plan

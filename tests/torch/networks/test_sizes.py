@@ -249,12 +249,18 @@ def test_where_not_all_sizes_can_be_free_the_batch_is(caplog: pytest.LogCaptureF
     graph = to_graph(nn.Upsample(scale_factor=2), torch.randn(2, 3, 4, 4), dynamic_shapes=True)
     assert graph.tensors["input"].shape == ("batch", 3, 4, 4)
     assert "only the batch is free: upsample_nearest2d" in caplog.text
-    graph = to_graph(Beside(), (torch.randn(2, 3), torch.randn(2, 6)), dynamic_shapes=True)
-    assert graph.tensors["y"].shape == ("batch", 6)
+
+
+def test_a_size_that_is_twice_another_is_checked_in_a_run() -> None:
+    inputs = torch.randn(2, 3), torch.randn(2, 6)
     length = torch.export.Dim("length", min=2)
-    inputs, shapes = (torch.randn(2, 3), torch.randn(2, 6)), ({1: length}, {1: 2 * length})
-    with pytest.raises(NotImplementedError, match=r"2\*"):
-        to_graph(Beside(), inputs, dynamic_shapes=shapes)
+    for shapes in (True, ({1: length}, {1: 2 * length})):
+        model = compile(Beside(), inputs, dynamic_shapes=shapes)
+        assert model.graph.tensors["y"].shape[1] == "y_1"
+        x, y = torch.randn(2, 5), torch.randn(2, 10)
+        torch.testing.assert_close(model(x, y), Beside()(x, y))
+        with pytest.raises(ValueError, match="y_1"):
+            model(x, torch.randn(2, 11))
 
 
 @pytest.mark.deep

@@ -6,8 +6,7 @@ import inspect
 import logging
 import operator as python
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.utils import _pytree as pytree
 from lowbit.graph.graph import Graph, fulfilled
 from lowbit.torch.capture.attention import plain_attention
 from lowbit.torch.capture.builder import SYMBOLS, Builder, FixedSize, converters
+from lowbit.torch.capture.mode import evaluating, ordinary, without_inference_tensors
 
 _log = logging.getLogger(__name__)
 _NOT_SAID = ("Traceback ", "def forward(", "class GraphModule", "graph():", "While executing")
@@ -98,8 +98,8 @@ def capture(
         raise TypeError("this model is TorchScript: start from the module that it was made from")
     signature = inspect.signature(model.forward)
     args, kwargs = bind(signature, example)
-    with torch.inference_mode(False), _without_inference_tensors(model):
-        args, kwargs = pytree.tree_map_only(Tensor, _ordinary, (args, kwargs))
+    with torch.inference_mode(False), without_inference_tensors(model):
+        args, kwargs = pytree.tree_map_only(Tensor, ordinary, (args, kwargs))
         return _capture(model, signature, args, kwargs, batch, dynamic_shapes)
 
 
@@ -182,49 +182,6 @@ def bind(signature: inspect.Signature, example: Any) -> tuple[tuple[Any, ...], d
     if any(isinstance(one, np.ndarray) for one in pytree.tree_leaves((bound.args, bound.kwargs))):
         raise TypeError("an example or a batch holds arrays of NumPy: give torch.from_numpy(array)")
     return bound.args, bound.kwargs
-
-
-def _ordinary(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of one that was made in inference mode, which export refuses."""
-    return tensor.clone() if tensor.is_inference() else tensor
-
-
-@contextmanager
-def _without_inference_tensors(model: nn.Module) -> Iterator[None]:
-    """The model with copies of parameters and buffers made in inference mode; afterwards as it
-    was."""
-    copies: dict[int, Tensor] = {}
-    before: list[tuple[dict[str, Any], str, Tensor]] = []
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and tensor.is_inference():
-                    before.append((tensors, name, tensor))
-    for tensors, name, tensor in before:
-        if id(tensor) not in copies:
-            copy = tensor.clone()
-            is_parameter = isinstance(tensor, nn.Parameter)
-            copies[id(tensor)] = nn.Parameter(copy, False) if is_parameter else copy
-        tensors[name] = copies[id(tensor)]
-    try:
-        yield
-    finally:
-        for tensors, name, tensor in before:
-            tensors[name] = tensor
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, without gradients; afterwards as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:  # without .eval(), which exported modules refuse
-        module.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _program(
