@@ -54,12 +54,10 @@ def run(
     """Run a network without PyTorch, and time it."""
     from statistics import median
 
-    import numpy as np
     from rich.console import Group
 
     from lowbit.graph import Session
     from lowbit.models.source import compiled
-    from lowbit.registry.files import replacing
 
     graph = compiled(network)
     session = Session(graph, threads=threads)
@@ -82,11 +80,19 @@ def run(
     with output(json_file) as show:
         show(shown, json.dumps(found, indent=1, allow_nan=False))
     if output_file is not None:
-        written: dict[str, Any] = dict(outputs)
-        output_file = f"{output_file.removesuffix('.npz')}.npz"  # as NumPy has it
-        with replacing(output_file) as file:
-            np.savez(file, **written)
-        print(f"outputs written to {output_file}", file=sys.stderr)
+        _write(output_file, outputs)
+
+
+def _write(file: str, outputs: dict[str, Any]) -> None:
+    """Arrays as FILE.npz, whole or not at all."""
+    import numpy as np
+
+    from lowbit.registry.files import replacing
+
+    file = f"{file.removesuffix('.npz')}.npz"  # as NumPy has it
+    with replacing(file) as stream:
+        np.savez(stream, **outputs)
+    print(f"outputs written to {file}", file=sys.stderr)
 
 
 def _described(one: Any) -> dict[str, Any]:
