@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.shared.layout import PANEL
+from lowbit.numerics.formats import dtype_of
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.numerics.qtensor import QTensor
 from lowbit.registry.locks import Lock, cached_property
@@ -214,9 +215,7 @@ def columns(weight: MatrixRows, scale: float, groups: int, short: bool) -> Array
     rows, depth = weight.shape
     dtype, width = np.dtype(np.float32), rows // groups
     if short:
-        first_row = weight.read(slice(0, 1))
-        assert isinstance(first_row, np.ndarray)
-        dtype = first_row.dtype
+        dtype = dtype_of(weight.dtype)
     target = aligned_empty((groups, depth, width), dtype, lasting=True)
     # Bits of any dtype are moved alike, and NumPy is slow at moving bfloat16.
     bits = target.view(np.uint16) if short else target

@@ -68,7 +68,8 @@ class LanguageModel:
           integers have it; "float": as good as float32. If left out, "grouped"; on a GPU "float",
           which is the only one there, and bfloat16.
         - weights: what weights that are floats are quantized to: "int8", "int4" (groups of 32), or
-          a WeightFormat; None: they stay float32.
+          a WeightFormat; None: they stay what they are, float32, bfloat16 or float16, and products
+          are of float32.
         - cache: of keys and values, "bfloat16", "float32", or "int8" with a scale for each head
           and token, which no GPU serves.
         - device: "cpu", or a GPU of PyTorch's: "cuda", "cuda:1". There weights of 4 bits, and

@@ -105,18 +105,18 @@ class Weights:
         self.constants[name] = value * np.float32(scale)
         return name
 
-    def _packed(self, stems: Sequence[str], weight: MatrixRows, scale: float) -> str:
+    def _packed(self, stems: Sequence[str], rows: MatrixRows, scale: float) -> str:
         """The constant of a weight, multiplied by a number: in panels, or floats: by columns
         [N, K], of experts [experts, K, N], where they are of 16 bits in these."""
         name = "+".join(stems)
-        with self._under_way(weight.bytes_under_way):
-            if not weight.dtype or self.format is not None:
+        with self._under_way(rows.bytes_under_way):
+            if not rows.dtype or self.format is not None:
                 quantize = None if self.format is None else self.format.quantize
-                self.constants[name] = packed(weight, scale, quantize)
+                self.constants[name] = packed(rows, scale, quantize)
                 return name
             experts = self.checkpoint.description.experts if "_exps" in name else 0
-            short = is_short(weight.dtype, weight.shape[0] // max(experts, 1))
-            matrices = columns(weight, scale, max(experts, 1), short)
+            short = is_short(rows.dtype, rows.shape[0] // max(experts, 1))
+            matrices = columns(rows, scale, max(experts, 1), short)
         if short and scale != 1:
             self.factors[name] = scale
         self.constants[name] = matrices if experts else matrices[0].T

@@ -22,12 +22,11 @@ from lowbit.numerics.float16 import as_float16, float16_offsets
 from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
 from lowbit.registry.locks import cached_property
-from lowbit.weights.repacking import Split, columns, split, sums_and_sizes
+from lowbit.weights.repacking import Split, columns, largest_pair_of, split
 
 Array = npt.NDArray[Any]
 Addresses = tuple[int, int, int, int]
 
-_CHUNK = 1 << 16  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
 NIBBLE_MASK = 15
 _GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide; of bytes alike
@@ -112,16 +111,6 @@ def by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
     """What `_by_panels` was given, in memory of its own."""
     rows = each.transpose(1, 0, 2).reshape(each.shape[1], -1)[: blocks(k, group_size), :n]
     return rows.astype(np.float32) if rows.dtype == _FLOAT16 else rows.copy()
-
-
-def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
-    """`PackedMatrix.largest_pair` of panels of bytes."""
-    pairs = panels.reshape(-1).view(np.int16)
-    largest = 0
-    for start in range(0, len(pairs), _CHUNK):
-        sums, sizes = sums_and_sizes(pairs[start : start + _CHUNK])
-        largest = max(largest, int((np.abs(sums) + sizes).max()) // 2)
-    return largest
 
 
 @dataclass(frozen=True, eq=False, repr=False)

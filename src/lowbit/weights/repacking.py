@@ -48,6 +48,7 @@ def columns(stored: npt.NDArray[np.int8], held: int, piece: int) -> npt.NDArray[
 Array = npt.NDArray[Any]
 
 _LISTS = 2 * TOGETHER  # that lie side by side
+_CHUNK = 1 << 16  # pairs that are looked at together
 _AT_ONCE = 1 << 20  # weights that are looked at together
 _PAIRS = PANEL * QUAD // 2  # in a line
 _SAMPLE = 1 << 15  # weights that decide how many products are summed
@@ -144,6 +145,16 @@ def sums_and_sizes(pairs: npt.NDArray[np.int16]) -> tuple[Array, Array]:
     the former's own magnitude is the sum of those of one sign, of that which has more."""
     sizes = np.abs(pairs.view(np.int8)).view(np.uint16)  # of -128 it is 128 as well, unsigned
     return (pairs << 8 >> 8) + (pairs >> 8), ((sizes & 255) + (sizes >> 8)).view(np.int16)
+
+
+def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
+    """`PackedMatrix.largest_pair` of panels of bytes."""
+    pairs = panels.reshape(-1).view(np.int16)
+    largest = 0
+    for start in range(0, len(pairs), _CHUNK):
+        sums, sizes = sums_and_sizes(pairs[start : start + _CHUNK])
+        largest = max(largest, int((np.abs(sums) + sizes).max()) // 2)
+    return largest
 
 
 def _fit(sums: npt.NDArray[np.int16], sizes: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tests.kernels.tensors.data import DTYPES, data, poisoned
@@ -153,3 +154,22 @@ def test_grouped_products(
         first = end
     got = run_all(grouped_product, arguments, indices=indices, weight_kind="f32")["out"]
     np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_grouped_products_widen_weights(run_all: RunAll, kind: str) -> None:
+    """Every number of 16 bits, in 1-element rows, is the float32 that it equals; NaN is NaN."""
+    dtype = np.dtype(np.float16 if kind == "f16" else ml_dtypes.bfloat16)
+    weight = np.arange(1 << 16, dtype=np.uint16).view(dtype)[::7].copy()
+    n = len(weight)
+    arguments = {
+        "out": np.zeros((1, n), np.float32), "x": np.ones((1, 1), np.float32), "weight": weight,
+        "ends": np.array([1]), "rows": 1, "groups": 1, "k_size": 1, "n": n,
+    }  # fmt: skip
+    static = {"indices": "s64", "weight_kind": kind}
+    got = run_all(grouped_product, arguments, interpret=False, **static)["out"][0]
+    with np.errstate(invalid="ignore"):
+        wanted = weight.astype(np.float32) + np.float32(0)  # as it is added to a sum of 0
+    np.testing.assert_array_equal(got, wanted)
+    short = arguments | {"weight": weight[:40], "out": np.zeros((1, 40), np.float32), "n": 40}
+    np.testing.assert_array_equal(run_all(grouped_product, short, **static)["out"][0], wanted[:40])

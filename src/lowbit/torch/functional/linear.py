@@ -31,8 +31,8 @@ from lowbit.torch.functional.int4 import weight_only_matmul
 from lowbit.torch.registration import register
 from lowbit.weights.format import INT8, WeightFormat
 from lowbit.weights.packings import Panels, Tiles
-from lowbit.weights.panels import NIBBLE_MASK, largest_pair_of
-from lowbit.weights.repacking import Split, split
+from lowbit.weights.panels import NIBBLE_MASK
+from lowbit.weights.repacking import Split, largest_pair_of, split
 
 if TYPE_CHECKING:
     from lowbit.torch.weight import QuantizedWeight

@@ -32,8 +32,8 @@ class Operand(NamedTuple):
     `kind`: "f32", "bf16" or "f16". `along`: the axis whose neighbours are neighbours in memory:
     "k", "x" (rows of the left operand, columns of the right one), or "" for neither. `packed`:
     whether it is brought into units first, or read where it is. `copied`: a left operand that is
-    not packed, but whose rows are brought near each other: far apart, they may be in each other's way
-    in the caches.
+    not packed, but whose rows are brought near each other: far apart, they may be in each other's
+    way in the caches.
     """
 
     kind: str
