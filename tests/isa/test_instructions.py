@@ -31,6 +31,7 @@ from lowbit.isa.types import (
     u8,
     u16,
     u32,
+    u64,
     with_element,
 )
 from lowbit.isa.value import Value
@@ -45,8 +46,8 @@ ROUNDS = 50
 
 @dataclass(frozen=True)
 class Example:
-    """One use: types of the operands, immediates behind them, and a range for the s64 and floats
-    whose meaning is only defined there (indices do not wrap)."""
+    """One use: types of the operands, immediates behind them, and a range for numbers whose meaning
+    is only defined there (indices do not wrap)."""
 
     operands: tuple[Type, ...]
     immediates: tuple[Any, ...] = ()
@@ -80,6 +81,11 @@ _counts = [
     Example((Vector(s16, 16),), (8,)),
     Example((u32,), (31,)),
 ]
+_own_counts = [
+    Example((V, V), span=(0, 32)),
+    Example((BYTES, BYTES), span=(0, 8)),
+    Example((Vector(s64, 4), Vector(s64, 4)), span=(0, 64)),
+]
 EXAMPLES: dict[str, list[Example]] = {
     "add": _integers + _floats,
     "sub": _integers + _floats,
@@ -87,13 +93,19 @@ EXAMPLES: dict[str, list[Example]] = {
     "fdiv": _floats,
     "fma": [Example((W, W, W)), Example((f32, f32, f32))],
     "sqrt": [Example((W,)), Example((f32,))],
-    "div": [Example((s64, s64), span=(1, 2**40))],
+    "div": [
+        Example((s64, s64), span=(1, 2**40)),
+        Example((V, V)),
+        Example((Vector(u64, 4), Vector(u64, 4))),
+    ],
     "rem": [Example((s64, s64), span=(1, 2**40))],
     "and": _integers,
     "or": _integers,
     "xor": _integers,
     "shl": _counts,
     "shr": _counts,
+    "shl_each": _own_counts,
+    "shr_each": _own_counts,
     "lt": [*_integers, *_floats, Example((Vector(s8, 16), Vector(s8, 16)))],
     "eq": [
         *_floats,
@@ -207,8 +219,10 @@ def _draw(rng: np.random.Generator, type_: Type, span: tuple[int, int] | None) -
         return rng.integers(0, 2**16, count).astype(np.uint16).view(element.numpy)
     if not element.is_float:
         limits = np.iinfo(element.numpy)
-        low, high = span if span and element.bits == 8 else (limits.min, int(limits.max) + 1)
-        return rng.integers(low, high, count).astype(element.numpy)
+        low, high = span or (int(limits.min), int(limits.max) + 1)
+        return rng.integers(low, high, count, np.uint64 if element == u64 else np.int64).astype(
+            element.numpy
+        )
     if span:
         return rng.uniform(*span, count).astype(element.numpy)
     values = np.frombuffer(rng.bytes(count * element.bytes), element.numpy)

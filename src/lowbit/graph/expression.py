@@ -124,17 +124,18 @@ def _quotient(x: Array, y: Array) -> Array:
 
 
 def _power(x: Array, y: Array) -> Array:
-    """x^y, of floats in float64. Of integers it wraps, and of negative powers there is what is left
-    without a fraction."""
+    """x^y, of floats in float64. Of integers it wraps, also to the power of floats that are whole,
+    and loses its fraction."""
     if x.dtype.kind not in "iu":
         return np.power(x.astype(np.float64), y.astype(np.float64)).astype(x.dtype)
     if y.dtype.kind not in "iu":
+        whole = whole_part(y, "int64")
         made = np.power(x.astype(np.float64), y.astype(np.float64))
-        return whole_part(made, x.dtype.name)
+        return np.where(whole == y, _power(x, whole), whole_part(made, x.dtype.name))
     exponent = np.where(y < 0, y.dtype.type(0), y).astype(np.uint64)
     made = np.power(x.astype(np.uint64), exponent).astype(x.dtype)
     sign = np.where(y % 2 == 0, 1, -1)
-    inverse = np.where(x == 1, 1, np.where(x + 1 == 0, sign, 0)).astype(x.dtype)
+    inverse = np.where(x == 1, 1, np.where(x == -1, sign, 0)).astype(x.dtype)
     return np.where(y < 0, inverse, made)
 
 
