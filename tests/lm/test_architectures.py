@@ -45,7 +45,12 @@ CASES = {
     "qwen 2": ("Qwen2", {}),
     "qwen 3": ("Qwen3", {"head_dim": 32}),
     "olmo 2": ("Olmo2", {}),
+    "olmo 3 with yarn": ("Olmo3", {**LOCAL, "rope_parameters": {
+        "full_attention": {**YARN, "attention_factor": 1.3},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }}),
     "granite": ("Granite", GRANITE),
+    "granite with biases": ("Granite", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
     "gemma": ("Gemma", {"head_dim": 32}),
     "gemma 2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
     "gemma 3": ("Gemma3Text", GEMMA),

@@ -28,6 +28,10 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
         "rope.scaling.factor": 8.0, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e3,
         "attention.sliding_window_pattern": 6,
     }),
+    "olmo 3 with yarn": ("olmo2", {
+        "attention.sliding_window": 13, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.3,
+    }),
     "phi 3 with a window": ("phi3", {"attention.sliding_window": 13}),
     "phi 3, many positions": ("phi3", {
         "rope.scaling.attn_factor": (1 + np.log(8) / np.log(32)) ** 0.5,

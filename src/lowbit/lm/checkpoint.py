@@ -20,6 +20,7 @@ from lowbit.lm.blocks import BLOCKS, Block
 from lowbit.lm.description import Description
 from lowbit.lm.folders import Sources, known_name, refuse_adapters, tensors_of
 from lowbit.lm.gguf import Gguf, StoredMatrix, read
+from lowbit.lm.keys import refuse
 from lowbit.lm.layout import ModelLayout, Rules, refuse_unread
 from lowbit.lm.matrix_rows import Matrix, MatrixRows, below, floats_of, forgetting, rows_of
 from lowbit.lm.naming import naming
@@ -31,6 +32,7 @@ Floats = npt.NDArray[np.float32]
 _Expert = StoredTensor | Layer
 DESCRIPTION = "lowbit_description"
 """In a config.json that is none of transformers': its `Description`; tensors have GGUF's names."""
+_OWN_KEYS = {DESCRIPTION, "quantization_config"}
 _MATRIX = (
     r"(token_embd|output|blk\.\d+\.(attn_(q|k|v|qkv|output)"
     r"|ffn_((gate_)?up|gate|down)(_exps|_shexp)?))"
@@ -178,6 +180,7 @@ class FolderCheckpoint:
             rules = Rules.of(self.description.architecture, text, config)
         else:
             self.description, rules = Description.of_own(own), None
+            refuse("config.json", {key: config[key] for key in config.keys() - _OWN_KEYS})
         quantization = config.get("quantization_config") or text.get("quantization_config") or {}
         check(quantization)
         refuse_adapters(path)
