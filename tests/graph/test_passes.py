@@ -267,7 +267,7 @@ STEPS = {
     "Relu c": ("relu",),
     "Clip c low high": ("clamp", float(C(-0.3)), float(C(0.4))),
     "Clip c zero": ("relu",),
-    "Clip c low": ("clamp", float(C(-0.3)), float(np.finfo(np.float32).max)),
+    "Clip c low": ("clamp", float(C(-0.3)), float("inf")),
     "Sigmoid c": ("sigmoid",),
     "Silu c": ("silu",),
     "HardSwish c": ("hardswish",),

@@ -105,6 +105,8 @@ def test_bfloat16_is_refused_where_nodes_read_it() -> None:
     graph = from_onnx(model(*read, constants={"w": weight}))
     x = np.ones((2, 3), np.float32)
     np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], x * weight.astype(np.float32))
+    rounded = Session(from_onnx(model(cast, ("Cast", ["a"], ["y"], back))), threads=1)(x * 1.001)
+    np.testing.assert_array_equal(rounded, x)
     last = from_onnx(model(("Cast", ["x"], ["y"], there)))
     assert Session(last, threads=1)(x).dtype == ml_dtypes.bfloat16
 

@@ -36,7 +36,7 @@ def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
     ValueError: it is no ONNX file or was cut short, its opset is not supported, a value is missing,
     nodes are in a circle, shapes do not fit, or its data lies outside of its folder.
     NotImplementedError names all operators that are unknown; also for control flow, and where nodes
-    would compute on bfloat16, which a constant may be that is cast to float32.
+    would compute with bfloat16, which is only read where it is cast to float32.
     FileNotFoundError: there is no such file, or none with its data.
     """
     require("reading ONNX files", "onnx", "onnx")
@@ -216,26 +216,23 @@ def _check_operators(nodes: Iterable[NodeProto]) -> None:
 
 
 def _check_narrow(graph: Graph) -> None:
-    """NotImplementedError: a node reads bfloat16, whose results would have to be rounded to it."""
-    narrow = [name for name in graph.inputs if graph.tensors[name].dtype == _NARROW]
-    made = {
-        name: node.name or name
-        for node in graph.nodes
-        for name in node.outputs
-        if any(node.get(attribute) == _NARROW for attribute in _DTYPES)
-    }
-    constants = {
-        name
-        for name, constant in graph.constants.items()
-        if isinstance(constant, np.ndarray) and constant.dtype.name == _NARROW
-    }
+    """NotImplementedError: a node computes with bfloat16, to which results would be rounded. One
+    that says what its result is, as a cast does, only reads it."""
+    narrow = {name for name in graph.inputs if graph.tensors[name].dtype == _NARROW}
     for node in graph.nodes:
-        narrow += [name for name in node.inputs if name in made or name in constants]
-    if narrow:
-        listed = ", ".join(repr(name) for name in dict.fromkeys(narrow))
+        if any(node.get(attribute) == _NARROW for attribute in _DTYPES):
+            narrow.update(node.outputs)
+    for name, constant in graph.constants.items():
+        if isinstance(constant, np.ndarray) and constant.dtype.name == _NARROW:
+            narrow.add(name)
+    computing = [node for node in graph.nodes if node.get("to") is None]
+    read = [name for node in computing for name in node.inputs if name in narrow]
+    read += [name for name in graph.outputs if name in graph.inputs and name in narrow]
+    if read:
+        listed = ", ".join(repr(name) for name in dict.fromkeys(read))
         raise NotImplementedError(
             f"no kernel computes on tensors of bfloat16, as {listed} would be: export the model in "
-            "float32; constants may be bfloat16 that are cast to float32"
+            "float32; what is cast to float32 before may be bfloat16"
         )
 
 
