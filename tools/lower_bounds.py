@@ -86,7 +86,9 @@ def main() -> int:
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, *wanted, *TOOLS], check=True)
     subprocess.run([*install, "--no-deps", "--editable", ROOT], check=True)
-    command = [python, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", *TESTS]
+    # Limits of CPU time are those of the newest versions.
+    options = ["-p", "no:xdist", "-p", "no:cacheprovider", "--cpu-limit=0", "-q"]
+    command = [python, "-m", "pytest", *options, *TESTS]
     return subprocess.run(command, cwd=ROOT).returncode
 
 

@@ -367,7 +367,7 @@ def test_the_command_works_without_torch_and_says_so(tmp_path: Path) -> None:
         (["--activations", "fp8"], 2, "activations 'fp8' are not known"),
         (["--group-size", "100"], 2, "group_size must be a positive multiple of 8, got 100"),
         (["--threads", "one"], 2, "threads 'one' is not understood"),
-        (["--json", "missing/record.json"], 1, "missing/record.json: No such file or directory"),
+        (["--json", "missing/record.json"], 2, "missing/record.json: No such file or directory"),
     ],
 )
 def test_bad_arguments_are_one_line(arguments: list[str], code: int, message: str) -> None:

@@ -135,12 +135,20 @@ def test_transformers_take_no_other_architecture(tmp_path: Path) -> None:
         pytest.importorskip(name)
     writer = gguf.GGUFWriter(tmp_path / "qwen.gguf", "qwen2")
     for key, value in {"block_count": 1, "embedding_length": 8, "attention.head_count": 2,
-                       "context_length": 16, "vocab_size": 9}.items():  # fmt: skip
+                       "context_length": 16, "vocab_size": 9, "feed_forward_length": 6}.items():  # fmt: skip
         writer.add_uint32(f"qwen2.{key}", value)
     writer.add_float32("qwen2.attention.layer_norm_rms_epsilon", 1e-5)
+    shapes = {"token_embd": (9, 8), "output_norm": (8,), "output": (9, 8), "blk.0.attn_norm": (8,),
+              "blk.0.ffn_norm": (8,), "blk.0.ffn_gate": (6, 8), "blk.0.ffn_up": (6, 8),
+              "blk.0.ffn_down": (8, 6), "blk.0.attn_output": (8, 8)}  # fmt: skip
+    shapes |= {f"blk.0.attn_{name}": (8, 8) for name in "qkv"}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+    for name in "qkv":
+        writer.add_tensor(f"blk.0.attn_{name}.bias", np.ones(8, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(NotImplementedError, match="holds no Llama"):
         loaded("transformers f32", work(tmp_path / "qwen.gguf"))

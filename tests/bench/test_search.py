@@ -157,7 +157,7 @@ def test_the_command_writes_what_it_shows_and_says_what_is_missing(tmp_path: Pat
         (["--batch", "1,x"], 2, "batch '1,x' is not understood; write 16, or 1,16"),
         (["--metric", "ip"], 2, "metric must be one of"),
         (["--vectors", "5"], 2, "must not exceed the 5 vectors"),
-        (["--json", "missing/record.json"], 1, "missing/record.json: No such file or directory"),
+        (["--json", "missing/record.json"], 2, "missing/record.json: No such file or directory"),
     ],
 )
 def test_bad_arguments_are_one_line(arguments: list[str], code: int, message: str) -> None:

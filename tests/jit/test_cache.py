@@ -291,7 +291,6 @@ def _module(path: Path) -> ModuleType:
 @pytest.mark.usefixtures("folder")
 def test_the_file_of_a_kernel_from_elsewhere_counts(tmp_path: Path, compiled: list[str]) -> None:
     """Also what it imports: its IR is built each time."""
-    path = tmp_path / "elsewhere.py"
     source = """
 from lowbit.isa.types import S64Pointer
 NUMBER = {}
@@ -299,6 +298,7 @@ def text(k, out: S64Pointer):
     out.store(k.index(NUMBER))
 """
     for number, count in ((7, 1), (8, 2), (8, 2)):
+        path = tmp_path / f"elsewhere_{number}.py"  # Python keeps what it compiled for a second
         path.write_text(source.format(number))
         out = np.zeros(1, np.int64)
         Kernel(_module(path).text).program(active())(1, out)

@@ -273,7 +273,7 @@ def test_dots(micro: VectorMicro, kind: str, m: int, n: int, k: int) -> None:
             "alpha": bits(1.5), "beta": bits(-0.5), "reads_c": 1,
         }  # fmt: skip
         float_dots.interpret(
-            micro.isa, given, micro=micro, rows=2, columns=4, kind=kind,
+            micro.isa, given, micro=micro, rows=2, columns=4, kind=kind, right_kind=kind,
             out_kind="f32" if out.itemsize == 4 else "bf16",
         )  # fmt: skip
         check(out, a, b.T, c)

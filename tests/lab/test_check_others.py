@@ -256,7 +256,10 @@ def test_a_file_that_cannot_be_checked(text: str | None, message: str, tmp_path:
 def test_a_name_that_is_no_kernel() -> None:
     result = CliRunner().invoke(app, ["check", "long_product"])
     assert result.exit_code == 2
-    assert "no kernel 'long_product'; there are add_constant, " in result.stderr
+    assert (
+        "no kernel 'long_product' (did you mean 'long_sum'?); there are add_constant, "
+        in result.stderr
+    )
 
 
 SHORT_INTEGERS = """

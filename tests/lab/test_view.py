@@ -374,7 +374,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["long_sum", "--shape", "7"], "the shape '7' is not understood; write N0=100,T=64"),
         (["long_sum", "--shape", "N=7"], "long_sum has no size 'N'; it has N0, T"),
         (["long_sum", "--html", "no/a.html"], "no/a.html: No such file or directory"),
-        (["long"], "no kernel 'long'; there are add_constant, "),
+        (["long"], "no kernel 'long' (did you mean 'long_sum'?); there are add_constant, "),
         (["long.py"], "long.py: there is no such file"),
     ):
         refused = run(app, ["view", *arguments])

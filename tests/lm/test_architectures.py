@@ -96,7 +96,7 @@ def logits(model, ids):
         return model(torch.tensor([ids])).logits[0].numpy()
 
 
-@pytest.mark.deep("llama")
+@pytest.mark.deep("*experts*", "mixtral", "gemma 2")
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_transformers(name, tmp_path):
     model = random_model(name, tmp_path)

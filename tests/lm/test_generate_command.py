@@ -90,6 +90,7 @@ def test_the_text_is_on_stdout_and_its_speed_on_stderr(model: type[FakeModel]) -
     assert model.loaded == [("a.gguf", 3, 1)]
 
 
+@pytest.mark.deep
 def test_options_reach_the_model(model: type[FakeModel]) -> None:
     options = ("--max-tokens", "7", "--temperature", "0.5", "--top-k", "9", "--top-p", "0.8",
                "--min-p", "0.1", "--repeat-penalty", "1.1", "--seed", "4", "--stop", "a",
@@ -153,7 +154,7 @@ def test_what_was_guessed_is_told() -> None:
         (("generate", "a.gguf", "a", "--max-tokens", "-2"), 2, "max_tokens is -2"),
         (("generate", "a.gguf", "a " * 300), 2, "tokens; the context holds 200"),
         (("generate", "a.gguf", "a", "--stop", ""), 2, "a stop string is empty"),
-        (("generate", "a.gguf", "a", "--json", "/nowhere/a"), 1, "/nowhere/a: No such file"),
+        (("generate", "a.gguf", "a", "--json", "/nowhere/a"), 2, "/nowhere/a: No such file"),
         (("generate", "a.gguf", "--temperature", "-1"), 2, "temperature is -1.0"),
     ],
 )

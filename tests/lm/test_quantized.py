@@ -331,7 +331,7 @@ def put(part, index, value):
     ("lowbit", cut("weight_zero_point"), "attn_q: weight_zero_point must be uint8 or float32"),
     ("lowbit", cut("weight_sizes"), r"attn_q: weight_sizes must be int64 \[3\]"),
     ("lowbit", lambda state: state.pop(Q + "weight_scale"), "attn_q: it has no weight_scale"),
-    ("lowbit", put("weight_sizes", 1, 80), r"weight_scale must be|weight_values must be"),
+    ("lowbit", put("weight_sizes", 1, 80), r"weight_(scale|values) must be|has the shape"),
     ("lowbit", put("weight_sizes", 2, 0), r"weight_sizes must be N, K and a size up to K"),
     ("lowbit", put("weight_scale", (1, 1), 0), "attn_q: .*scales that are positive and finite"),
     ("lowbit", put("weight_zero_point", (1, 1), 16), "attn_q: .*zero_point"),

@@ -134,7 +134,12 @@ def test_extreme_rows(config: QuantizeConfig) -> None:
     x[6] = 5.0
     with np.errstate(over="ignore", invalid="ignore"), torch.inference_mode():
         out = quantized(x).numpy()
-        np.testing.assert_array_equal(out, reference(x, layer, config))
+        expected = reference(x, layer, config)
+        np.testing.assert_array_equal(out[3:], expected[3:])
+        # A row's scale times its sums is beyond float32, and the result is not: it is not lost.
+        np.testing.assert_array_equal(np.isfinite(expected[:3]) & ~np.isfinite(out[:3]), False)
+        held = np.isfinite(expected[:3])
+        np.testing.assert_allclose(out[:3][held], expected[:3][held], rtol=1e-5)
     assert np.isnan(out[4:6]).all()
     assert np.isfinite(np.delete(out, [0, 1, 2, 4, 5], axis=0)).all()
 

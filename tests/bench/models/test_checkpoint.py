@@ -55,6 +55,7 @@ def test_bfloat16_and_files_of_other_writers(resnet: ResNet, tmp_path: Path) -> 
     checkpoint.load_into(ResNet(3), loaded, "the file")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_files_of_pytorch(resnet: ResNet, tmp_path: Path, wrapped: bool) -> None:
     path, state = tmp_path / "net.pth", resnet.state_dict()

@@ -68,6 +68,7 @@ def test_others_have_the_size_of_their_checkpoints() -> None:
     assert count(Crepe()) == 22_239_976
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("network", "shape", "outputs"),
     [
