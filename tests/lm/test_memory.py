@@ -80,6 +80,7 @@ def write_folder(path: Path, dtype: Any, of: Any = None, **changed: Any) -> Path
 MIXTURE = {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
 
 
+@pytest.mark.deep("dense-*")  # kernels of twice as many kinds
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16)], ids=str)
 @pytest.mark.parametrize("changed", [{}, MIXTURE], ids=["dense", "experts"])
 def test_floats_of_16_bits_are_those_numbers(

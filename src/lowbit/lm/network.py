@@ -293,6 +293,8 @@ class _Nodes(Writer):
         if order:
             x = self.gather(x, order, axis=1)
         attributes = self._activations(weight)
+        if weight in self._weights.factors:
+            attributes["alpha"] = self._weights.factors[weight]
         if residual:
             attributes["post_ops"] = (("residual",),)
         self.products[weight] = x
@@ -315,9 +317,7 @@ class _Nodes(Writer):
     def _routed(self, x: str, weight: tuple[str, str, str], ends: str) -> str:
         name = weight[0]
         self.products[name] = x
-        if isinstance(self._weights.constants[name], PackedMatrix):
-            return self.op("RoutedLinear", x, name, ends, **self._activations(name))
-        y = self.op("GroupedMatMul", x, name, ends)
+        y = self.op("RoutedLinear", x, name, ends, **self._activations(name))
         factor = self._weights.factors.get(name, 1.0)
         return y if factor == 1 else self.mul(y, self._factor(factor))
 
@@ -342,9 +342,7 @@ class _Nodes(Writer):
         """What a product with a packed matrix does with rows."""
         packed = self._weights.constants[weight]
         if not isinstance(packed, PackedMatrix):
-            return (
-                {"alpha": self._weights.factors[weight]} if weight in self._weights.factors else {}
-            )
+            return {}
         if packed.group_size is None:
             return {"activations": "dynamic"}
         return {"activations": self._weights.activations, "group_size": packed.group_size}

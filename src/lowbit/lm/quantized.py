@@ -282,8 +282,7 @@ def _bitsandbytes(layer: Layer) -> MatrixRows:
 
 def _lowbit(layer: Layer) -> MatrixRows:
     tensors = layer.of_lowbit()
-    if folder.INPUT_SCALE in tensors:
-        folder.from_tensors(tensors, slice(0, 1))  # what is wrong with others
+    if folder.from_tensors(tensors, slice(0, 1)).input_scale is not None:
         raise NotImplementedError(f"{layer.name}: inputs that are divided are not served")
     rows, depth, _ = (int(n) for n in folder.part(tensors, folder.SIZES, ["int64"], 3))
     in_rows = [tensors[name] for name in (folder.VALUES, folder.SCALE) if name in tensors]

@@ -252,12 +252,17 @@ def _grouped_sizes(node: Node, x: Sizes, weight: Sizes, ends: Sizes) -> Sizes:
 
 
 def _routed(node: Node, x: Array, weight: Array, ends: Array) -> Array:
-    """GroupedMatMul with weights as Linear has them, [G · N, K]; `activations` as there."""
+    """GroupedMatMul with weights as Linear has them, [G · N, K], and `activations` as there; or
+    with its own, [G, K, N]."""
+    if weight.ndim == 3:
+        return _grouped(node, x, weight, ends)
     matrices = weight.reshape(len(ends), -1, weight.shape[1]).swapaxes(1, 2)
     return _grouped(node, _rows(node, x), matrices, ends)
 
 
 def _routed_sizes(node: Node, x: Sizes, weight: Sizes, ends: Sizes) -> Sizes:
+    if len(weight) == 3:
+        return _grouped_sizes(node, x, weight, ends)
     if len(x) != 2 or len(weight) != 2 or weight[1] != x[1] or weight[0] % ends[0]:
         raise ValueError(f"x {x}, weight {weight} and ends {ends} do not fit")
     return x[0], weight[0] // ends[0]
@@ -391,6 +396,10 @@ def _matrices(constant: Constant, groups: int) -> np.ndarray:
 
 
 def _lower_routed(lowering: Lowering, node: Node) -> None:
+    constant = weight_of(lowering, node)
+    if isinstance(constant, np.ndarray) and constant.ndim == 3:
+        _lower_grouped(lowering, node)
+        return
     x, ends = (plain(lowering, lowering.view(node.inputs[i])) for i in (0, 2))
     x = converted(lowering, x, Tensor("float32", x.shape))
     weight, groups, (rows, depth) = weight_of(lowering, node), ends.shape[0], x.shape
