@@ -12,6 +12,7 @@ import safetensors.numpy
 
 from lowbit.lm.checkpoint import open_checkpoint
 from lowbit.lm.description import Description
+from lowbit.lm.layout import ModelLayout, Rules
 
 from .test_hostile_models import PLAIN, of
 
@@ -102,6 +103,33 @@ def test_a_head_is_tied_where_the_config_says_so(folder):
     assert open_checkpoint(path).layout.head == "token_embd"
 
 
+def test_experts_are_in_the_layers_that_the_config_says():
+    named = {"mlp_only_layers": [1], "decoder_sparse_step": 2}
+    rules = Rules.of("qwen3moe", named, named)
+    assert [rules.is_mixed(layer) for layer in range(6)] == [False, False, False, True, False, True]
+    d = Description.of_config(CONFIG | {"model_type": "qwen3_moe", "num_experts": 4,
+                                        "num_experts_per_tok": 2})  # fmt: skip
+    parts = (
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_output",
+        "attn_norm",
+        "ffn_norm",
+        "attn_q_norm",
+        "attn_k_norm",
+        "ffn_gate_inp",
+        "ffn_gate_exps",
+        "ffn_up_exps",
+        "ffn_down_exps",
+    )
+    names = {f"blk.{layer}.{part}.weight" for layer in range(2) for part in parts}
+    names |= {"token_embd.weight", "output_norm.weight", "output.weight"}
+    assert ModelLayout.of(d, names, Rules.of("qwen3moe", {}, {})).layers[1].router
+    with pytest.raises(ValueError, match=r"says that blk\.1 has no experts"):
+        ModelLayout.of(d, names, Rules.of("qwen3moe", {"mlp_only_layers": [1]}, {}))
+
+
 def test_biases_are_those_that_the_config_says(folder):
     bias = {f"{Q}bias": np.ones(16, np.float32)}
     with pytest.raises(ValueError, match=r"blk\.0\.attn_q\.bias is there.*there is none"):
@@ -141,7 +169,7 @@ def test_keys_that_contradict_each_other(changes, message):
 @pytest.mark.parametrize("changes", [
     {"sliding_window": 8}, {"layer_types": ["sliding_attention"] * 2}, {"logits_scaling": 8.0},
     {"residual_multiplier": 0.2}, {"query_pre_attn_scalar": 3}, {"no_rope_layers": [0, 1]},
-    {"final_logit_softcapping": 3.0},
+    {"final_logit_softcapping": 3.0}, {"partial_rotary_factor": 0.5},
 ])  # fmt: skip
 def test_keys_of_other_architectures_are_left_out(changes):
     with pytest.warns(UserWarning, match=next(iter(changes))):

@@ -27,7 +27,7 @@ CONFIG_KEYS = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size",
     "num_hidden_layers", "vocab_size", "rms_norm_eps", "max_position_embeddings",
     "original_max_position_embeddings", "rope_parameters", "rope_scaling", "rope_theta",
-    "partial_rotary_factor", "hidden_act",
+    "hidden_act",
 )  # fmt: skip
 """Of a config.json, that transformers reads for each architecture."""
 
@@ -117,7 +117,7 @@ ARCHITECTURES = {
         norms=BEHIND + OF_HEADS, period=4, plain_windows=True,
     ),
     "phi3": Architecture(
-        keys=("sliding_window",), gguf_keys=("attention.sliding_window",),
+        keys=("sliding_window", "partial_rotary_factor"), gguf_keys=("attention.sliding_window",),
         defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
         biases=Biases(),
     ),

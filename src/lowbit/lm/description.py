@@ -388,16 +388,20 @@ class _Positions:
         rope, local = whole.get("full_attention", whole), whole.get("sliding_attention") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         scaling = {key: rope[key] for key in _CONFIG_SCALINGS if key in rope}
-        original = given.get("original_max_position_embeddings")
+        nested = "full_attention" in whole
+        original = None if nested else given.get("original_max_position_embeddings")
         usual = scaling.get("original_max_position_embeddings", context)
         scaling |= {"original_max_position_embeddings": original or usual, "rope_type": kind}
         base = _agreed(rope, given, "rope_theta", 10000.0)
         if local.get("rope_type", local.get("type", "default")) != "default":
             raise NotImplementedError("positions of layers with windows that are scaled")
         local_base = local.get("rope_theta", given.get("rope_local_base_freq", base))
+        part = 1.0
+        if "partial_rotary_factor" in row.config_keys:
+            part = _agreed(rope, given, "partial_rotary_factor", 1.0)
         return cls(
-            context, _agreed(rope, given, "partial_rotary_factor", 1.0), base,
-            {} if kind == "default" else scaling, local_base if row.plain_windows else 0.0,
+            context, part, base, {} if kind == "default" else scaling,
+            local_base if row.plain_windows else 0.0,
         )  # fmt: skip
 
 

@@ -83,8 +83,8 @@ _OF_TEXTS = "how texts are drawn is said by Sampling, and by the tokenizer's fil
 _OF_MAKERS = "it says who made the file, and how"
 
 CONFIG = (
-    Harmless(r"(moe_|shared_expert_)?intermediate_size|decoder_sparse_step|mlp_only_layers",
-             _OF_SHAPES),
+    Harmless(r"(moe_|shared_expert_)?intermediate_size", _OF_SHAPES),
+    Harmless(r"decoder_sparse_step|mlp_only_layers", "it is compared with the tensors"),
     Harmless(r"(initializer|attention|resid|embd|hidden|embedding|mlp|classifier)_(range|p?drop\w*)"
              r"|hidden_dropout_prob|router_(aux_loss_coef|jitter_noise)|output_router_logits"
              r"|pretraining_tp|gradient_checkpointing|tf_legacy_loss", _OF_TRAINING),

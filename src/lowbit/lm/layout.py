@@ -21,10 +21,17 @@ _NAMED = 6  # tensors that an error names
 @dataclass(frozen=True)
 class Rules:
     """What a config.json says of tensors. tied: whether the table of embeddings is the head where
-    there is none; biased: of each product of a layer, whether it has a bias."""
+    there is none; biased: of each product of a layer, whether it has a bias; sparse_step, dense: of
+    a mixture: every so many layers one has experts, but for these."""
 
     tied: bool
     biased: Mapping[str, bool]
+    sparse_step: int
+    dense: frozenset[int]
+
+    def is_mixed(self, layer: int) -> bool:
+        """Whether a layer of a mixture has experts."""
+        return (layer + 1) % self.sparse_step == 0 and layer not in self.dense
 
     @classmethod
     def of(cls, name: str, config: Mapping[str, Any], outside: Mapping[str, Any]) -> Rules:
@@ -41,7 +48,12 @@ class Rules:
             "ffn_up": biases.gated, "ffn_down": biases.gated,
         }  # fmt: skip
         tied = config.get("tie_word_embeddings", outside.get("tie_word_embeddings", row.tied))
-        return cls(bool(tied), {part: said(key) for part, key in parts.items()})
+        return cls(
+            bool(tied),
+            {part: said(key) for part, key in parts.items()},
+            config.get("decoder_sparse_step", 1),
+            frozenset(config.get("mlp_only_layers") or ()),
+        )
 
 
 @dataclass(frozen=True)
@@ -135,8 +147,8 @@ class ModelLayout:
             biased = {stem for stem in layer.products if _has_bias(row, rules, layer, stem)}
             needed = [f"{stem}.weight" for stem in layer.stems]
             _require(layer.name, d.architecture, [*needed, *(f"{s}.bias" for s in biased)], names)
-        if d.experts and not any(layer.router for layer in layers):
-            raise ValueError(f"{d.experts} experts are described, and no layer has them")
+        if d.experts:
+            _require_experts(d, layers, rules)
         _require("the model", d.architecture, ["token_embd.weight", "output_norm.weight"], names)
         head = "output" if "output.weight" in names else "token_embd"
         if rules is not None and not rules.tied and head == "token_embd":
@@ -183,6 +195,17 @@ def _has_bias(row: Architecture, rules: Rules | None, layer: LayerLayout, stem: 
     if rules is not None:
         return rules.biased.get(part, False)
     return row.always_biased and part in ("attn_q", "attn_k", "attn_v")
+
+
+def _require_experts(d: Description, layers: Iterable[LayerLayout], rules: Rules | None) -> None:
+    """ValueError: there are none, or they are in other layers than config.json says."""
+    mixed = [bool(layer.router) for layer in layers]
+    if not any(mixed):
+        raise ValueError(f"{d.experts} experts are described, and no layer has them")
+    for number, has_experts in enumerate(mixed):
+        if rules is not None and rules.is_mixed(number) != has_experts:
+            said = "experts" if rules.is_mixed(number) else "no experts"
+            raise ValueError(f"config.json says that blk.{number} has {said}; its tensors say not")
 
 
 def _require(owner: str, name: str, needed: Iterable[str], names: Collection[str]) -> None:

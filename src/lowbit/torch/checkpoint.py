@@ -76,13 +76,7 @@ def quantize_checkpoint(
         )
     if model is None and filter_fn is not None:
         raise ValueError("filter_fn is given layers, so it needs model=")
-    files = _files(source)
-    called, own = rename or str, () if model is None else model.state_dict().keys()
-    stored = {
-        renamed(called(key), own): one
-        for file in files
-        for key, one in read_tensors(file, writable=True).items()
-    }
+    stored = _stored(_files(source), rename or str, model)
     try:
         tensors = {key: to_tensor(key, one) for key, one in stored.items()}
         wanted = (
@@ -103,6 +97,18 @@ def quantize_checkpoint(
                 _quantize(put, key, tensors[key], stored[key], one)
             forget(stored[key])
     return Summary(tuple(_lines(tensors, wanted)))
+
+
+def _stored(
+    files: list[Path], called: Callable[[str], str], model: nn.Module | None
+) -> dict[str, StoredTensor]:
+    """The tensors of files, by the model's names."""
+    own = () if model is None else model.state_dict().keys()
+    return {
+        renamed(called(key), own): tensor
+        for file in files
+        for key, tensor in read_tensors(file, writable=True).items()
+    }
 
 
 def _files(source: Path_) -> list[Path]:
