@@ -134,8 +134,15 @@ def test_transformers_take_no_other_architecture(tmp_path: Path) -> None:
     for name in ("torch", "transformers"):
         pytest.importorskip(name)
     writer = gguf.GGUFWriter(tmp_path / "qwen.gguf", "qwen2")
-    for key, value in {"block_count": 1, "embedding_length": 8, "attention.head_count": 2,
-                       "context_length": 16, "vocab_size": 9, "feed_forward_length": 6}.items():  # fmt: skip
+    sizes = {
+        "block_count": 1,
+        "embedding_length": 8,
+        "attention.head_count": 2,
+        "context_length": 16,
+        "vocab_size": 9,
+        "feed_forward_length": 6,
+    }
+    for key, value in sizes.items():
         writer.add_uint32(f"qwen2.{key}", value)
     writer.add_float32("qwen2.attention.layer_norm_rms_epsilon", 1e-5)
     shapes = {"token_embd": (9, 8), "output_norm": (8,), "output": (9, 8), "blk.0.attn_norm": (8,),

@@ -176,6 +176,7 @@ def test_rows_of_joined_weights(experts: int) -> None:
         -1, 8
     )
     part = of_integers.read(slice(3, len(expected)))
+    assert isinstance(part, QuantizedWeight)
     np.testing.assert_array_equal(part.dequantize(), whole[3:])
     assert below([floats_of(arrays[0]), rows_of(quantized[1])]) is None
 

@@ -73,12 +73,14 @@ def test_real_zero_points_behind_integers() -> None:
     """Rows whose zero points are integers come first, as files' blocks of 5 bits may have them."""
     rng = np.random.default_rng(1)
     weight = drawn(rng, "uint4", 32, 64, 96, True, 0, 99)
+    assert weight.zero_point is not None
     integers = np.rint(weight.zero_point[:32]).astype(np.int32)
     q = weight.weight
     whole = QuantizedWeight.of(
         q.values, q.scale, np.concatenate([integers, weight.zero_point[32:]]).astype(np.float32),
         q.format, 32,
     )  # fmt: skip
+    assert whole.zero_point is not None
     first = QuantizedWeight.of(q.values[:32], q.scale[:32], integers, q.format, 32)
     packed = pack_rows(64, lambda: [(0, first), (32, whole.rows(slice(32, 64)))])
     expected = pack(whole.weight.T, zero_point=whole.zero_point.T)

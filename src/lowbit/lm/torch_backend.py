@@ -129,8 +129,8 @@ class _DeviceWeights(Weights):
         alone = len(stems) == 1 and self.has(stems[0].replace("ffn_up", "ffn_gate") + ".weight")
         return any("ffn_gate" in one or "ffn_up" in one for one in stems) and not alone
 
-    def _packed(self, stems: Sequence[str], weight: MatrixRows, scale: float) -> str:
-        name, matrix = "+".join(stems), weight.whole()
+    def _packed(self, stems: Sequence[str], rows: MatrixRows, scale: float) -> str:
+        name, matrix = "+".join(stems), rows.whole()
         if isinstance(matrix, np.ndarray):
             matrix = matrix * np.float32(scale)
             matrix = matrix if self.format is None else self.format.quantize(matrix)

@@ -95,7 +95,7 @@ def quantize_checkpoint(
                 _copy(put, key, stored[key])
             else:
                 _quantize(put, key, tensors[key], stored[key], one)
-            forget(stored[key])
+            forget(stored[key].data)
     return Summary(tuple(_lines(tensors, wanted)))
 
 
@@ -202,7 +202,7 @@ def _copy(put: Put, key: str, stored: StoredTensor) -> None:
     step = 4 * _BLOCK
     for start in range(0, stored.data.nbytes, step):
         put(key, stored.data[start : start + step])
-        forget(stored)
+        forget(stored.data)
 
 
 def _quantize(put: Put, key: str, tensor: Tensor, stored: StoredTensor, one: StoredWeight) -> None:
@@ -216,7 +216,7 @@ def _quantize(put: Put, key: str, tensor: Tensor, stored: StoredTensor, one: Sto
     for start in range(0, len(rows), step):
         block = rows[start : start + step].to(torch.float32, copy=True).contiguous().numpy()
         if not one.transposed:
-            forget(stored)
+            forget(stored.data)
         try:
             found = one.format.quantize(block)
         except ValueError as error:
