@@ -77,7 +77,7 @@ def test_names_are_known_and_unique(mutants: ModuleType, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("output", "test"),
     [
-        ("..F\nFAILED tests/a.py::test_b[x - 1] - assert 1 == 2\n1 failed", "tests/a.py::test_b[x - 1]"),
+        ("F\nFAILED tests/a.py::test_b[x - 1] - assert 1 == 2\n", "tests/a.py::test_b[x - 1]"),
         ("ERROR tests/a.py - ImportError: x\n", "tests/a.py"),
         ('Fatal Python error: Segmentation fault\n  File "/x/tests/a.py", line 3 in test_b\n',
          "tests/a.py::test_b (crash)"),

@@ -4,9 +4,9 @@
     python tools/mutants.py --list          print them and what they are
     python tools/mutants.py --unmutated     only run the tests that are expected to find them
 
-tools/mutants.toml holds the mutations: a text of src that occurs once, what stands in its place, and
-the tests in which the fault should be found. A mutation is applied to a copy of src in a temporary
-folder, and the tests of this checkout are run on that copy. A fault is looked for
+tools/mutants.toml holds the mutations: a text of src that occurs once, what stands in its place,
+and the tests in which the fault should be found. A mutation is applied to a copy of src in a
+temporary folder, and the tests of this checkout are run on that copy. A fault is looked for
 
     in the expected tests that `make test` runs; unless that is enough, with
     --whole    in all tests that `make test` runs,
