@@ -40,6 +40,7 @@ def test_what_is_known_goes_with_the_operand() -> None:
     assert len(api._scaled._ways) == known - 1
 
 
+@pytest.mark.deep
 def test_sizes_that_vary_all_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
     b = int8()
     rows = [np.full((count, K), count, np.uint8) for count in range(1, 65)]

@@ -88,6 +88,7 @@ def test_help_has_an_example(command: list[str]) -> None:
     assert f"Example: {' '.join(['lowbit', *command])}" in " ".join(done.stdout.split())
 
 
+@pytest.mark.deep
 def test_info_json_holds_what_the_text_shows() -> None:
     facts = json.loads(run_lowbit("info", "--json", "-").stdout)
     assert facts["active"] == isa.report()["active"]
@@ -157,6 +158,7 @@ def test_unwritable_file_is_told_before_anything_runs(tmp_path: Path, option: st
     assert "No such file or directory" in line
 
 
+@pytest.mark.deep
 def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
     target, table = tmp_path / "record.json", tmp_path / "rows.csv"
     arguments = ("--no-peers", "--threads", "1", "--noise", "0.5", "--seed", "3")
@@ -180,6 +182,7 @@ def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
     assert "matmul u8:s8:s32 5x70:70x33: timing warm, 1 thread" in done.stderr  # progress
 
 
+@pytest.mark.deep
 def test_bench_runs_a_suite_with_both_outputs_and_thread_counts(tmp_path: Path) -> None:
     target = tmp_path / "record.json"
     arguments = ("--suite", "minilm", "--no-peers", "--no-cold", "--time-limit", "0.01")
@@ -194,6 +197,7 @@ def test_bench_runs_a_suite_with_both_outputs_and_thread_counts(tmp_path: Path) 
         assert row["work"].startswith("minilm: ")
 
 
+@pytest.mark.deep
 def test_explain_names_kernel_and_limit() -> None:
     arguments = ("explain", "matmul", "70x100:100x40", "--dtype", "u8:s8:f32", "--threads", "1")
     done = run_lowbit(*arguments)
@@ -208,6 +212,7 @@ def test_explain_names_kernel_and_limit() -> None:
     assert found["measured"]["median"] > 0
 
 
+@pytest.mark.deep
 def test_explain_says_that_a_set_is_forced() -> None:
     arguments = ("explain", "matmul", "7x10:10x4", "--json", "-")
     found = json.loads(run_lowbit(*arguments, LOWBIT_ISA="generic").stdout)
@@ -244,6 +249,7 @@ def test_bad_networks_are_one_line(
     assert message in error_line(call_lowbit("quantize", network, *files), 2)
 
 
+@pytest.mark.deep
 def test_outputs_that_are_not_finite_have_a_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +273,7 @@ def test_missing_command_line_extra_is_one_line(missing: str) -> None:
     assert "in a clone of lowbit: pip install '.[cli]'" in line
 
 
+@pytest.mark.deep
 def test_bench_without_torch_runs_what_there_is() -> None:
     arguments = ("--threads", "1", "--noise", "0.5")
     done = run_lowbit("bench", "matmul", "5x70:70x33", *arguments, without="torch")

@@ -34,6 +34,7 @@ def commands() -> dict[tuple[str, ...], Any]:
     return dict(_commands(typer.main.get_command(app)))
 
 
+@pytest.mark.deep
 def test_every_command_has_help_and_an_example(commands: dict[tuple[str, ...], Any]) -> None:
     assert {("info",), ("bench", "matmul"), ("explain", "matmul"), ("run",)} <= commands.keys()
     for words, command in commands.items():
@@ -108,6 +109,7 @@ def test_an_old_name_answers_with_the_new_one(words: tuple[str, ...], new: str) 
     assert new in told.output
 
 
+@pytest.mark.deep
 def test_explain_goes_by_what_is_named(tmp_path: Path) -> None:
     from lowbit_lab.cli.explain import kind_of
 

@@ -45,6 +45,21 @@ def shared(): burn(0.3)
 def test_shared(shared): pass
 def test_shared_again(shared): pass
 
+from lowbit.jit import compile as compiler
+
+def test_compiles_much(monkeypatch):
+    monkeypatch.setattr(compiler, "optimized", lambda ir_text, isa: burn(0.8))
+    monkeypatch.setattr(compiler, "_target_machine", lambda isa: Machine())
+    compiler.object_code("", None)
+
+def test_compiles_little(monkeypatch):
+    monkeypatch.setattr(compiler, "optimized", lambda ir_text, isa: burn(0.4))
+    monkeypatch.setattr(compiler, "_target_machine", lambda isa: Machine())
+    compiler.object_code("", None)
+
+class Machine:
+    def emit_object(self, module): return b""
+
 @pytest.fixture
 def own(): burn(0.3)
 def test_own(own): pass
@@ -64,7 +79,11 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
         "markers =\n    deep: takes long"
     )
     pytester.makeconftest(
-        "def pytest_addoption(parser):\n    parser.addoption('--empty-cache', action='store_true')"
+        """
+def pytest_addoption(parser):
+    parser.addoption("--empty-cache", action="store_true")
+    parser.addoption("--all-combinations", action="store_true")
+"""
     )
     pytester.makepyfile(ITEMS)
     monkeypatch.setattr(cpu_budget, "SECOND", 1e9)  # as if this machine were a fast one
@@ -74,10 +93,10 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 @pytest.mark.deep
 def test_what_takes_long_without_a_mark_fails(inner: pytest.Pytester) -> None:
     outcome = inner.runpytest_inprocess("-q")
-    failed = {"test_long", "test_child", "test_shared", "test_own"}
+    failed = {"test_long", "test_child", "test_shared", "test_own", "test_compiles_much"}
     text = outcome.stdout.str()
-    assert {name for name in failed if f"::{name} takes more than" in text} == failed
-    outcome.assert_outcomes(passed=13, errors=4)
+    assert {name for name in failed if f"::{name} takes too much CPU time" in text} == failed
+    outcome.assert_outcomes(passed=15, errors=5)
     assert "shared 0." in text
 
 
@@ -98,11 +117,11 @@ def test_times_are_written_down(inner: pytest.Pytester, tmp_path: Path) -> None:
     times = tmp_path / "times"
     options = ("-q", "--cpu-limit", "0", "--cpu-times", str(times))
     outcome = inner.runpytest_inprocess(*options, "-k", "shared or short")
-    outcome.assert_outcomes(passed=3, deselected=10)
+    outcome.assert_outcomes(passed=3, deselected=12)
     rows = {name.partition("::")[2]: parts for name, _, parts in map(json.loads, times.open())}
     assert max(rows["test_short"].values()) < 0.2
-    assert rows["test_shared"]["shared"] > 0.25 > rows["test_shared"]["the test itself"]
-    assert rows["test_shared_again"].keys() == {"the test itself"}
+    assert rows["test_shared"]["shared"] > 0.25 > rows["test_shared"][cpu_budget.ITSELF]
+    assert rows["test_shared_again"].keys() == {cpu_budget.ITSELF, cpu_budget.LLVM}
 
 
 @pytest.mark.parametrize("counts", [(3, 1, 4, 2), (2, 2, 2), (5, 3, 4)])
@@ -120,3 +139,31 @@ def test_halves_of_two_parameters_take_turns() -> None:
     even, odd = covering((3, 5), 0), covering((3, 5), 1)
     assert even.isdisjoint(odd)
     assert even | odd == set(product(range(3), range(5)))
+
+
+def test_so_many_items_are_drawn(pytester: pytest.Pytester) -> None:
+    helpers = Path(cpu_budget.__file__).parent
+    pytester.makeini(
+        f"[pytest]\npythonpath = {helpers}\naddopts = -p drawn_parameters\n"
+        "markers =\n    drawn(count): so many\n    pairs: some"
+    )
+    pytester.makepyfile("""
+import pytest
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("number", range(10))
+def test_some(number): pass
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("number", range(2))
+def test_few(number): pass
+
+def test_always(): pass
+""")
+    drawn = set[str]()
+    for seed in range(12):
+        outcome = pytester.runpytest_inprocess("-v", "--draw", str(seed))
+        outcome.assert_outcomes(passed=6, deselected=7)
+        drawn.update(line.partition(" ")[0] for line in outcome.outlines if " PASSED" in line)
+    assert len(drawn) > 10, "the same items in every run"
+    pytester.runpytest_inprocess("--all-combinations").assert_outcomes(passed=13)

@@ -172,6 +172,7 @@ class TestProcesses:
         processes.tidy()
         del sys.modules["crashing_engine"]
 
+    @pytest.mark.deep
     def test_answers_then_crashes(self, crashing: Callable[[str], Any]) -> None:
         one = crashing("call")
         assert one.ready("call", 60) == "dynamic"
@@ -183,6 +184,7 @@ class TestProcesses:
             with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
                 process.ask(("seconds", 1, 0), 60)
 
+    @pytest.mark.deep("prepare-60-^ValueError: no such engine$")
     @pytest.mark.parametrize(
         ("when", "seconds", "reason"),
         [
@@ -276,6 +278,7 @@ class TestEngines:
             assert (shown | set(OWN.values()) - {"torch fp32"} <= taking) == own
             assert "torch dynamic x86" in taking
 
+    @pytest.mark.deep("ONNX Runtime any length", "torch dynamic x86")
     @pytest.mark.parametrize(
         "name",
         ["ONNX Runtime any length", "OpenVINO int8 weights", "torchao int8", "torch dynamic x86"],
@@ -324,12 +327,16 @@ class TestAnswer:
         assert course.answer() is None
         assert "the demo's language model needs" in course.notes[0]
 
+    @pytest.mark.deep
     def test_of_the_model(self, short_run: tuple[Any, str, Path]) -> None:
         smollm2()
         result = short_run[0].answer
         assert "prime number" in result.text
         assert result.tokens == 64
         assert result.tokens_per_second > 0 < result.peer_tokens_per_second
+
+
+deep_fixtures = ("short_run",)
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +347,9 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Pa
     console = pytest.importorskip("rich.console")
     path = tmp_path_factory.mktemp("demo") / "result.json"
     file = io.StringIO()
-    result = lowbit_lab.demo.run(sentences=40, repeats=4, threads=1, peers=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lowbit_lab.demo.answer._ROUNDS", 1)
+        result = lowbit_lab.demo.run(sentences=40, repeats=4, threads=1, peers=False)
     console.Console(file=file, width=80).print(result.text(), soft_wrap=True)
     path.write_text(result.to_json())
     return result, file.getvalue(), path

@@ -141,6 +141,7 @@ def interpreted(
     return out, trace, made, (a, b)
 
 
+@pytest.mark.deep("1-sizes7-generic", "8-sizes7-generic")
 @pytest.mark.parametrize("isa", [name for name, one in SETS.items() if not one.is_foreign])
 @pytest.mark.parametrize(
     "sizes",
@@ -168,6 +169,7 @@ def test_the_kernel_stores_each_element_once(
     np.testing.assert_array_equal(stored.reshape(m, 4 * n), np.tile(steps[:, None], 4 * n))
 
 
+@pytest.mark.deep("sizes0-s8")
 @pytest.mark.parametrize(
     ("sizes", "output"), [((70, 280, 500), "s8"), ((150, 265, 450), "s32"), ((33, 300, 512), "s32")]
 )
@@ -222,6 +224,7 @@ def test_when_panels_stay_and_when_rows_are_packed_once(monkeypatch: pytest.Monk
     get.cache_clear()
 
 
+@pytest.mark.deep("sizes1-s8")
 @pytest.mark.parametrize("output", ["s8", "f32"])
 @pytest.mark.parametrize("sizes", [(19, 40, 9), (33, 70, 20), (5, 23, 64)])
 def test_all_sets_finish_sums_alike(

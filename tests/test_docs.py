@@ -39,6 +39,7 @@ def _blocks(page: Path) -> list[Block]:
     ]
 
 
+@pytest.mark.deep("check.md", "networks.md", "search.md", "start-arrays.md", "torch.md")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if _blocks(page)], ids=lambda page: page.name
 )

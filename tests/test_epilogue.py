@@ -109,6 +109,8 @@ def _call(steps: tuple[Any, ...], **more: Any) -> Any:
     return lowbit.matmul_scaled(**PROBLEM["call"], **operands, post_ops=steps, **more)
 
 
+@pytest.mark.deep("*-avx512*", "*-amx*")
+@pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("steps", STEPS, ids=str)
 def test_steps(steps: tuple[Any, ...], isa: str) -> None:
@@ -126,6 +128,7 @@ def test_steps(steps: tuple[Any, ...], isa: str) -> None:
         np.testing.assert_array_equal(result, _call(steps, isa=other, threads=threads))
 
 
+@pytest.mark.deep("*hardsigmoid')-*", "*-avx512_vnni", "*-amx*")
 @pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("steps", STEPS, ids=str)
@@ -171,6 +174,12 @@ def test_gelu_is_accurate_where_quanta_are_fine(function: str) -> None:
     assert made(function) == (function,)
 
 
+@pytest.mark.deep(
+    "0.00390625-gelu-avx512_vnni",
+    "0.00390625-gelu_tanh-avx512_vnni",
+    "0.00390625-gelu-amx*",
+    "0.00390625-gelu_tanh-amx*",
+)
 @ISAS
 @pytest.mark.parametrize("function", ["gelu", "gelu_tanh"])
 @pytest.mark.parametrize("scale", [2.0**-8, 0.02, 2.0**-3, 2.0**8])
@@ -315,6 +324,7 @@ def test_bfloat16_output(isa: str) -> None:
 NANS = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF, 0x7FABCDEF], np.uint32)
 
 
+@pytest.mark.deep("*-avx512_vnni", "*-amx*")
 @pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
@@ -340,6 +350,15 @@ def test_nan_is_the_same_bits_everywhere(steps: Any, out_dtype: Any, isa: str) -
     np.testing.assert_array_equal(bits, generic.view(bits.dtype))
 
 
+@pytest.mark.deep(
+    "*-avx2",
+    "*-avx512_vnni",
+    "int8-uint8-generic",
+    "uint8-float32-avx512",
+    "*-avx2_vnni",
+    "*-amx*",
+    "uint8-float32-amx*",
+)
 @pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("out_dtype", ["float32", "uint8"])
@@ -370,6 +389,7 @@ def test_leaky_relu(isa: str) -> None:
     np.testing.assert_array_equal(leaking, np.where(real < 0, real * np.float32(0.3), real))
 
 
+@pytest.mark.deep
 def test_linear_dynamic_takes_steps() -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((9, 70)).astype(np.float32)

@@ -75,6 +75,7 @@ def test_interpreted(micro: object, dtype: Any) -> None:
     np.testing.assert_array_equal(out, _exact(a, b))
 
 
+@pytest.mark.deep
 @given(m=st.integers(1, 40), n=st.integers(1, 70), k=st.integers(1, 150), seed=st.integers(0, 99))
 def test_any_shape(m: int, n: int, k: int, seed: int) -> None:
     a, b = _draw(seed, LEFT["s8"], (m, k)), _draw(seed + 1, LIMITS["int4"], (k, n))

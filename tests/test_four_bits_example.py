@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.deep
 def test_the_example_compares_ranges(
     example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

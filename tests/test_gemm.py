@@ -51,6 +51,15 @@ def check(
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.deep(
+    "shape7-*",
+    "shape3-*",
+    "shape1-float32-generic",
+    "shape5-bfloat16-avx512",
+    "shape5-float32-avx512_vnni",
+    "shape5-bfloat16-amx*",
+    "shape5-float32-amx*",
+)
 @pytest.mark.pairs
 @SETS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -167,6 +176,7 @@ def test_nan_is_the_same_bits_everywhere(
         assert (bits == nan).all()
 
 
+@pytest.mark.pairs
 @SETS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize(("lies_a", "lies_b"), [("C", "C"), ("C", "F"), ("F", "C")])
@@ -178,6 +188,7 @@ def test_threads_do_not_change_a_bit(isa: str, dtype: Any, lies_a: str, lies_b: 
             np.testing.assert_array_equal(gemm(a, b, threads=threads, isa=isa), one)
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @SETS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -196,6 +207,13 @@ def test_chunks(isa: str, dtype: Any, out_dtype: Any, monkeypatch: pytest.Monkey
     prepare_gemm.cache_clear()
 
 
+@pytest.mark.pairs
+@pytest.mark.deep(
+    "1-90-700-bfloat16-avx2",
+    "6-70-500-bfloat16-generic",
+    "6-70-500-float32-generic",
+    "1-90-700-bfloat16-avx2_vnni",
+)
 @SETS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 90, 700), (6, 70, 500), (12, 70, 800)])

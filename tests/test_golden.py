@@ -17,6 +17,7 @@ def golden() -> ModuleType:
     return tool("golden")
 
 
+@pytest.mark.deep
 def test_all_is_as_golden_files_say(golden: ModuleType) -> None:
     for needed in ("onnx", "onnxruntime", "torch", "transformers"):
         pytest.importorskip(needed)

@@ -77,6 +77,7 @@ def test_matmul_of_any_strides(dtypes: str, isa: str) -> None:
             assert verdict.ok, f"{a.strides} {b.strides}: {verdict.message}"
 
 
+@pytest.mark.deep("avx2", "avx512_vnni", "generic", "avx512", "avx2_vnni", "amx*")
 @ISAS
 @given(
     m=st.integers(1, 70), n=st.integers(1, 90), k=st.integers(1, 200),
@@ -94,6 +95,14 @@ def test_matmul_property(
     assert (out[:, [0, -2, -1]] == 123).all()
 
 
+@pytest.mark.deep(
+    "s8:s8:s32-avx2",
+    "s8:u8:s32-avx2",
+    "u8:s8:s32-avx2",
+    "s8:s8:s32-avx2_vnni",
+    "s8:u8:s32-avx2_vnni",
+    "u8:s8:s32-avx2_vnni",
+)
 @ISAS
 @pytest.mark.parametrize("dtypes", matmul.signatures)
 def test_the_longest_sum_is_exact(dtypes: str, isa: str) -> None:
@@ -111,6 +120,7 @@ def test_the_longest_sum_is_exact(dtypes: str, isa: str) -> None:
         lowbit.matmul(np.zeros((1, k + 1), left.storage), longer)
 
 
+@pytest.mark.deep("int8-avx2", "uint8-avx2", "int8-avx2_vnni", "uint8-avx2_vnni")
 @ISAS
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 def test_one_zero_point_is_that_of_every_row(dtype: type, isa: str) -> None:
@@ -125,6 +135,9 @@ def test_one_zero_point_is_that_of_every_row(dtype: type, isa: str) -> None:
         np.testing.assert_array_equal(one, each)
 
 
+@pytest.mark.deep(
+    "*-avx512_vnni", "False-avx2", "False-avx512", "*-amx*", "False-avx2_vnni", "False-amx*"
+)
 @ISAS
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_linear_dynamic_is_its_two_parts(symmetric: bool, isa: str) -> None:
@@ -230,6 +243,7 @@ def test_empty_matrices(a_shape: tuple[int, int], b_shape: tuple[int, int], isa:
     np.testing.assert_array_equal(real, np.broadcast_to(bias, result.shape))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("isa", [i for i in ("avx512", "avx2") if i in available()])
 def test_weights_that_cannot_saturate_get_the_narrow_kernel(isa: str) -> None:
     """Chosen by proof, and exact: at the bound, just past it, and on saturating data."""
@@ -250,6 +264,8 @@ def test_weights_that_cannot_saturate_get_the_narrow_kernel(isa: str) -> None:
                 np.testing.assert_array_equal(lowbit.matmul(a, b, isa=isa), expected)
 
 
+@pytest.mark.pairs
+@pytest.mark.deep("sizes1-avx2", "sizes1-avx2_vnni")
 @ISAS
 @pytest.mark.parametrize("sizes", [(8, 1, 9), (23, 4, 553), (71, 3, 67), (40, 8, 27), (50, 16, 5)])
 def test_few_columns(isa: str, sizes: tuple[int, int, int]) -> None:
@@ -280,6 +296,7 @@ def test_few_columns(isa: str, sizes: tuple[int, int, int]) -> None:
             np.testing.assert_array_equal(given, real)
 
 
+@pytest.mark.deep
 def test_a_packed_operand_takes_the_place_of_b() -> None:
     rng = np.random.default_rng(1)
     for kind in (np.int8, np.uint8):
@@ -325,6 +342,7 @@ def test_rows_that_are_not_whole_elements_apart() -> None:
     )
 
 
+@pytest.mark.deep
 def test_more_threads_than_any_machine_has() -> None:
     a, b = np.full((50, 40), 3, np.uint8), np.full((40, 30), -2, np.int8)
     assert (lowbit.matmul(a, b, threads=1 << 40) == -240).all()
@@ -438,6 +456,7 @@ def test_an_instruction_set_that_the_machine_lacks() -> None:
         lowbit.matmul(GOOD_A, GOOD_B, isa=missing[0])
 
 
+@pytest.mark.deep
 def test_many_python_threads_at_once() -> None:
     """Each with shapes of its own; scratch memory and plans must not mix."""
     rng = np.random.default_rng(8)

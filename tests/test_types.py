@@ -13,6 +13,7 @@ from lowbit.product.types import FloatDtype, OutDtype, PaddingMode
 from lowbit.search.codec import Bits, Metric, Scale
 
 
+@pytest.mark.deep
 def test_every_name_is_taken_and_no_other() -> None:
     weight = lowbit.pack(lowbit.quantize(np.ones((32, 2), np.float32), "int4", axis=1))
     x, a = np.ones((1, 32), np.float32), np.ones((1, 32), np.uint8)

@@ -61,6 +61,7 @@ def _run(level: str, script: str = CALLS) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.deep
 def test_every_call_is_a_line() -> None:
     done = _run("2")
     assert done.returncode == 0, done.stderr
@@ -90,6 +91,7 @@ def test_every_call_is_a_line() -> None:
     assert all(line[:7] in plans for line in told if line[0] == "matmul")
 
 
+@pytest.mark.deep
 def test_operators_with_kernels_for_gpus_are_lines() -> None:
     pytest.importorskip("triton")
     done = _run("1", ON_GPU)

@@ -90,6 +90,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
     return out
 
 
+@pytest.mark.deep("u4-*", "*-vnni/avx512_vnni", "*-vnni/amx*")
 @pytest.mark.pairs
 @pytest.mark.parametrize("micro", GROUPED, ids=repr)
 @pytest.mark.parametrize("spec", [linear_weight_only, linear_groups], ids=str)
@@ -138,6 +139,7 @@ def test_tiles_interpreted(
     np.testing.assert_array_equal(out, run(x, packed, isa="generic"))
 
 
+@pytest.mark.deep("*-avx512_vnni", "*-False-int8-generic", "64-512-*", "*-amx*")
 @pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
@@ -173,6 +175,7 @@ def test_rows_have_the_same_bits(
             _near(y[r : r + 1], wide, q.dequantize(), digits)
 
 
+@pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize(
     ("m", "group"), [(1, 32), (2, 16), (7, 64), (40, 32), (33, 128), (5, None)]
@@ -251,6 +254,8 @@ def _near(y: np.ndarray, x: np.ndarray, w: np.ndarray, digits: float) -> None:
     assert (np.abs(y - reference) <= digits * (mass + np.abs(x).max() * np.abs(w).sum(0))).all()
 
 
+@pytest.mark.pairs
+@pytest.mark.deep("147-64-int4-avx512", "147-64-int4-amx*")
 @ISAS
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8"])
 @pytest.mark.parametrize(
@@ -269,6 +274,7 @@ def test_last_groups_may_be_shorter(isa: str, dtype: str, k: int, group: int | N
     assert not y[5].any()
 
 
+@pytest.mark.deep("int8-generic")
 @ISAS
 @pytest.mark.parametrize("dtype", ["uint4", "int8", "uint8"])
 def test_real_zero_points(isa: str, dtype: str) -> None:
@@ -302,6 +308,7 @@ def _as_in_gguf(dtype: Any, k: int, n: int, group: int) -> tuple[QTensor, Any, n
     return q, zero, wide * (values.astype(np.float64) - fmt.qmin) + low
 
 
+@pytest.mark.deep("*-avx512_vnni", "*-avx512", "*-amx*")
 @pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("dtype", ["uint4", "uint8"])
@@ -436,6 +443,7 @@ def test_layouts_steps_and_outputs() -> None:
         assert lowbit.linear_weight_only(x[: shape[0]], empty).size == 0
 
 
+@pytest.mark.deep("int4-8-avx2", "int8-None-avx512_vnni", "int4-8-avx2_vnni", "int8-None-amx*")
 @ISAS
 @pytest.mark.parametrize("group", [None, 8, 32])
 @pytest.mark.parametrize("dtype", ["int4", "int8"])

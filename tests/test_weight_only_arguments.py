@@ -53,6 +53,7 @@ def test_groups_are_bounded_by_what_int32_holds(bits: int) -> None:
             lowbit.linear_weight_only(x, packed)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", ["uint4", "int8"])
 def test_files(dtype: str, tmp_path: Path) -> None:
     for group, zero in ((32, None), (None, None), (24, 0.5)):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # From the top; a room uses what stands below it, never above: so `lowbit` nothing of `lowbit_lab`.
 # A module is in the room of its longest name here.
@@ -24,24 +26,6 @@ LIBRARY = (
 ROOMS = (*(f"lowbit_lab.{name}".strip(".") for name in TOOLS), *(f"lowbit.{n}" for n in LIBRARY))
 AT_THE_ROOT = {"__init__", "__main__", "api"}
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 500, 60
-# It falls with the lines: it stays within a step above them. Whoever must raise it writes here what
-# the lines bought. From 75,300: what is put in order or written by indices, and
-# mixtures of experts (1,500); recurrent layers, GatherND, Col2Im, loops (900); warp functions and
-# files of one's own in compare and anatomy (750); code without loops in trace, forks, and calls of
-# many sizes (600); language models: files, networks, caches (1,900), tokenizers, templates,
-# sampling, `generate` and `chat` (1,100), weights of 8 bits in groups (100), windows, caps, Gemma
-# and experts (750), folders of quantized weights (350); `bench lm` and the demo's answer (1,100),
-# `convert` and `quantize` of language models (720), models of transformers (620), 8-bit caches and
-# attention that reads them once (500), batches and guesses (440), beginnings that prompts share,
-# full chats and reports (70); on GPUs language models (1,250), layers cut among several (330),
-# attention over caches (1,000), products of 8 bits (550) and of one packing for all rows of x
-# (250), rows and convolutions (350), gates and experts (640), 8-bit by 4-bit products and blocks
-# (600), `bench linear`, tables, `bench tune`, `explain` (1,640); the checker: which order atomic
-# operations make, sizes, layouts, compilers (420), undefined lanes, roundings, ranges,
-# offsets (800), any program watched (950), bounds proved (1,300), the view of a smaller case, of
-# variables and costs, exercises as they come, notebooks (1,200), several results and sums that a
-# result keeps (150).
-LINES, STEP = {"lowbit": 64_350, "lowbit_lab": 30_750}, 250
 INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon\w*|i8mm)\b")
 LOCKS = re.compile(r"\bthreading\.(R?Lock|Condition|Semaphore)\b|from functools .*cached_property")
 SET_ROOMS = {"lowbit.isa", "lowbit.kernels"}
@@ -69,6 +53,17 @@ class Measure:
         return f"{mark:4}  {self.name}: {len(self.found)} (at most {self.bound}){places}"
 
 
+Nodes = dict[type[ast.AST], list[Any]]
+
+
+def nodes_by_class(tree: ast.AST) -> Nodes:
+    """All nodes of a tree, in the order of `ast.walk`."""
+    nodes: Nodes = defaultdict(list)
+    for node in ast.walk(tree):
+        nodes[type(node)].append(node)
+    return nodes
+
+
 class House:
     """The modules of the packages in a folder, their trees and what they import."""
 
@@ -78,6 +73,8 @@ class House:
         self.packages = {name for name, path in paths.items() if path.stem == "__init__"}
         self.texts = {name: path.read_text() for name, path in paths.items()}
         self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
+        # Walking the trees takes longest, so it is done once: a module's nodes by their class.
+        self.nodes = {name: nodes_by_class(tree) for name, tree in self.trees.items()}
         self.imports = {name: set(self._imported(name)) for name in self.trees}
 
     def _name(self, path: Path) -> str:
@@ -86,18 +83,16 @@ class House:
 
     def _imported(self, importer: str) -> Iterator[str]:
         """Modules of the packages that a module imports, at its top or in a function."""
-        for node in ast.walk(self.trees[importer]):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            else:
-                continue
-            for name in names:
-                while name and name not in self.trees:
-                    name = name.rpartition(".")[0]
-                if "." in name and name != importer:
-                    yield name
+        nodes = self.nodes[importer]
+        names = [alias.name for node in nodes[ast.Import] for alias in node.names]
+        for node in nodes[ast.ImportFrom]:
+            if node.module and not node.level:
+                names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            while name and name not in self.trees:
+                name = name.rpartition(".")[0]
+            if "." in name and name != importer:
+                yield name
 
     def room(self, module: str) -> str:
         while module and module not in ROOMS:
@@ -140,29 +135,24 @@ class House:
 
     def calls(self, module: str, name: str) -> Iterator[str]:
         """Modules that call what another one defines, by its own name."""
-        for importer, tree in self.trees.items():
-            called = {
-                node.func.id
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-            }
+        for importer, nodes in self.nodes.items():
+            called = {call.func.id for call in nodes[ast.Call] if isinstance(call.func, ast.Name)}
             if module in self.imports[importer] and name in called:
                 yield importer
 
     def defining(self, name: str) -> Iterator[str]:
         """Modules that have a class or a function of this name."""
-        for module, tree in self.trees.items():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+        for module, nodes in self.nodes.items():
+            for node in (*nodes[ast.ClassDef], *nodes[ast.FunctionDef]):
+                if node.name == name:
                     yield module
 
     def long_functions(self) -> Iterator[str]:
-        for module, tree in self.trees.items():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    length = (node.end_lineno or node.lineno) - node.lineno + 1
-                    if length > LINES_OF_A_FUNCTION:
-                        yield f"{module}.{node.name}: {length} lines"
+        for module, nodes in self.nodes.items():
+            for node in (*nodes[ast.FunctionDef], *nodes[ast.AsyncFunctionDef]):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > LINES_OF_A_FUNCTION:
+                    yield f"{module}.{node.name}: {length} lines"
 
     def holding(self, text: str) -> Iterator[str]:
         return (module for module, content in self.texts.items() if text in content)
@@ -175,38 +165,30 @@ class House:
 
     def operators(self) -> Iterator[str]:
         """The operators of networks that have a record."""
-        for module, tree in self.trees.items():
-            if not module.startswith(OPERATORS):
-                continue
-            for node in ast.walk(tree):
-                if not isinstance(node, ast.Call) or not node.args:
+        for module, nodes in self.nodes.items():
+            for call in nodes[ast.Call] if module.startswith(OPERATORS) else ():
+                if not call.args or not isinstance(call.args[0], ast.Constant):
                     continue
-                made = ast.unparse(node.func) in ("_add", "operators.add")
-                if made and isinstance(node.args[0], ast.Constant):
-                    yield str(node.args[0].value)
+                if ast.unparse(call.func) in ("_add", "operators.add"):
+                    yield str(call.args[0].value)
 
     def naming_operators(self) -> Iterator[tuple[str, str]]:
         """Each operator of networks with each module whose code names it, its record's too."""
         names = set(self.operators())
-        for module, tree in self.trees.items():
-            found = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)
-                     and isinstance(n.value, str)}  # fmt: skip
-            yield from ((name, module) for name in sorted(names & found))
+        for module, nodes in self.nodes.items():
+            texts = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
+            yield from ((name, module) for name in sorted(names & texts))
 
     def naming_sets(self) -> Iterator[str]:
         """Modules outside of isa/ and kernels/ whose code names an instruction set."""
-        for module, tree in self.trees.items():
+        for module, nodes in self.nodes.items():
             if self.room(module) in SET_ROOMS:
                 continue
-            docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-            for node in ast.walk(tree):
-                value = node.value if isinstance(node, ast.Constant) else None
-                if (
-                    isinstance(value, str)
-                    and id(node) not in docs
-                    and INSTRUCTION_SETS.search(value)
-                ):
-                    yield f"{module}:{node.lineno}: {value[:60]!r}"
+            docs = {id(node.value) for node in nodes[ast.Expr]}
+            for node in nodes[ast.Constant]:
+                text = node.value if isinstance(node.value, str) and id(node) not in docs else ""
+                if INSTRUCTION_SETS.search(text):
+                    yield f"{module}:{node.lineno}: {text[:60]!r}"
                     break
 
 
@@ -244,20 +226,7 @@ def measures(house: House) -> list[Measure]:
         Measure("functions that are too long", tuple(house.long_functions())),
         Measure("names of instruction sets elsewhere", tuple(house.naming_sets())),
         Measure("files in which operators are named, over all operators", namings, NAMINGS),
-        *bounds(house),
     ]
-
-
-def bounds(house: House) -> Iterator[Measure]:
-    """Of each package's lines: no more than its bound, which is not far above them."""
-    for package, bound in LINES.items():
-        texts = [text for name, text in house.texts.items() if name.split(".")[0] == package]
-        lines = sum(text.count("\n") for text in texts)
-        thousands = max(0, -(-(lines - bound) // 1000))
-        yield Measure(f"{package}: thousands over {bound:,} lines", (f"{lines:,}",) * thousands)
-        better = f"{lines:,} lines: the bound is to be {-(-lines // 50) * 50:,}"
-        too_high = (better,) if bound - lines >= STEP else ()
-        yield Measure(f"{package}: bound of lines that is {STEP} too high", too_high)
 
 
 def main() -> int:

@@ -91,6 +91,7 @@ def test_records_of_several_machines_stand_one_after_another() -> None:
     assert re.findall(r"\[Record\]\((.*?)\)", text) == ["a.json", "b.json"]
 
 
+@pytest.mark.deep
 def test_the_command_writes_the_page_and_names_what_is_no_record(tmp_path: Path) -> None:
     pytest.importorskip("typer")
     kept, page = tmp_path / "records" / "a.json", tmp_path / "behind.md"

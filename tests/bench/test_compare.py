@@ -157,6 +157,7 @@ def test_a_folder_keeps_records_and_tells_their_story(tmp_path: Path) -> None:
         records(tmp_path / "kept", "gemm")
 
 
+@pytest.mark.deep
 def test_command(tmp_path: Path) -> None:
     old, new, page = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "page.html"
     old.write_text(record(1.0).to_json())

@@ -60,6 +60,7 @@ def test_a_wrong_result_of_lowbit_cannot_be_let_pass() -> None:
     assert given.wrong(find("gemm", "numpy"), result) is None
 
 
+@pytest.mark.deep
 def test_a_record_of_a_few_shapes() -> None:
     pytest.importorskip("threadpoolctl")
     suite = Gemm(shapes=("9x33:33x40", "1x64:64x64"), dtype=DTYPES[:2])

@@ -78,6 +78,7 @@ def test_the_right_answer_is_that_of_the_dequantized_weight(
     assert task.wrong(find("linear", "lowbit W8A8"), wanted.T) == other
 
 
+@pytest.mark.deep("192-48-32-False")
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize(("k", "n", "group_size"), [(192, 48, 32), (64, 160, 64), (66, 33, 0)])
 def test_everybody_is_right_and_so_is_a_copy(
@@ -138,6 +139,9 @@ def test_a_wrong_result_of_lowbit_stops_the_run(monkeypatch: pytest.MonkeyPatch)
         run(Linear(("2x32:32x17",), "f32", 32), Plan(peers=False, limits=QUICK))
 
 
+deep_fixtures = ("record",)
+
+
 @pytest.fixture(scope="module")
 def record() -> Record:
     with pytest.MonkeyPatch.context() as patch:
@@ -147,6 +151,7 @@ def record() -> Record:
         return run(Linear(shapes, "f32,int8", 32), Plan(peers=False, cold=True, limits=QUICK))
 
 
+@pytest.mark.deep
 def test_a_record_holds_every_row(record: Record) -> None:
     names = ["lowbit W4A32", "lowbit W4A8", "lowbit W8A8", READ]
     shapes = ["1x64:64x33", "3x64:64x33", "130x64:64x33"]
@@ -230,6 +235,7 @@ class Some(Linear):
         return find("linear", "lowbit W4A8"), Fake("fake"), Fake("absent"), PlainRead()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("plain_loop", [True, False])
 def test_a_plain_loop_is_measured_once(monkeypatch: pytest.MonkeyPatch, plain_loop: bool) -> None:
     monkeypatch.setattr(runner, "_PLAIN_LOOP", 0.0 if plain_loop else np.inf)
@@ -301,6 +307,7 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
     assert asked[-1] == [(1, 16), (16, 16)]
 
 
+@pytest.mark.deep
 def test_torchs_own_refusal_is_one_line() -> None:
     pytest.importorskip("torch")
     one = find("linear", "torch int4pack bf16")
@@ -333,6 +340,7 @@ def test_plans_that_cannot_be(change: dict[str, Any], message: str) -> None:
         Linear(**{"shapes": ("1x64:64x8",), "group_size": 64, **change})
 
 
+@pytest.mark.deep
 def test_the_command_works_without_torch_and_says_so(tmp_path: Path) -> None:
     target = tmp_path / "record.json"
     arguments = ["bench", "linear", "2x64:64x32", "--group-size", "32", "--no-cold"]

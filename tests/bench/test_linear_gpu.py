@@ -69,6 +69,9 @@ class Fake(cuda.Graphs):
         return {"gpu": "none", "versions": {"torch": "0"}}
 
 
+deep_fixtures = ("record",)
+
+
 @pytest.fixture(scope="module")
 def record() -> Record:
     with pytest.MonkeyPatch.context() as patch:
@@ -81,6 +84,7 @@ def record() -> Record:
     return made
 
 
+@pytest.mark.deep
 def test_everybody_is_right_and_timed_warm_and_cold(record: Record) -> None:
     kinds = {(row.dtypes, row.case, row.weights) for row in record.rows if row.kind == OURS}
     assert kinds == {(f, s, w) for f in FORMATS for s in SHAPES for w in ("warm", "cold")}

@@ -80,6 +80,7 @@ def test_files_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(written.parent.iterdir()) == [written]
 
 
+@pytest.mark.deep("lowbit")
 @pytest.mark.parametrize("name", ["lowbit", *OTHERS])
 def test_contenders_compute_the_same(name: str, path: Path) -> None:
     task = work(path)
@@ -165,6 +166,7 @@ class Near(RemoteHere):
     KNOWN = ("lowbit", "llama.cpp", "plain read")
 
 
+@pytest.mark.deep
 def test_a_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "Remote", Near)
     monkeypatch.setattr(contender, "share_processor", lambda: None)
@@ -207,6 +209,7 @@ def test_a_library_without_metadata_is_of_an_unknown_version() -> None:
     assert Implementation.library(loose) == ("Loose", "unknown")
 
 
+@pytest.mark.deep
 def test_workers_answer(path: Path) -> None:
     suite = lm.LanguageModels(str(path), prompt=6, text=3, batch="1", contenders="lowbit,plain")
     record = run(suite, Plan(limits=QUICK))

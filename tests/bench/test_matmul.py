@@ -65,6 +65,7 @@ class Failing(NumpyFloat):
         raise RuntimeError("no such engine")
 
 
+@pytest.mark.deep
 def test_what_crashes_is_found_out_in_another_process() -> None:
     several = [product(SHAPE, "u8:s8:s32"), product("1x70:70x33", "u8:s8:s32")]
     crash = "tried in a process of its own: crashed with SIGSEGV"
@@ -95,6 +96,14 @@ def small_weights(problem: MatmulProblem) -> MatmulProblem:
     return MatmulProblem(problem.case, inputs)
 
 
+@pytest.mark.deep(
+    "torch _int_mm",
+    "oneDNN qlinear",
+    "FBGEMM dynamic",
+    "lowbit",
+    "FBGEMM qlinear",
+    "oneDNN dynamic",
+)
 @pytest.mark.parametrize("one", implementations_of("matmul"), ids=lambda one: one.name)
 def test_every_implementation_multiplies(one: Implementation) -> None:
     cases = {signature: product(SHAPE, signature) for signature in SIGNATURES}
@@ -225,6 +234,7 @@ def test_csv_holds_a_line_for_each_row(record: Record) -> None:
         assert (line["time_over_lowbit_median"] == "") == (row.speedup() is None)
 
 
+@pytest.mark.deep
 def test_every_thread_count_has_its_rows_and_limits() -> None:
     plan = Plan(threads=[1, 2], limits=QUICK)
     record = run(two(SHAPE, dtypes="u8:s8:u8"), plan)
@@ -333,6 +343,7 @@ def test_no_peers_runs_lowbit_alone() -> None:
     assert not record.absent
 
 
+@pytest.mark.deep
 def test_progress_grows_to_the_end() -> None:
     shares: list[float] = []
     plan = Plan(threads=(1, 2), limits=QUICK)

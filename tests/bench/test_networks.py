@@ -131,6 +131,7 @@ def _suite(**options: Any) -> networks.Networks:
     return networks.Networks(model=("tiny",), seconds=0.1, **options)
 
 
+@pytest.mark.deep
 def test_a_run_has_everybody_and_says_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "Remote", Near)
     monkeypatch.setattr(networks, "run_remote", _prepared_here)

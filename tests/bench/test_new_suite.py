@@ -76,6 +76,7 @@ main()
 """
 
 
+@pytest.mark.deep
 def test_one_file_is_a_command_a_page_and_a_record(tmp_path: Path) -> None:
     (tmp_path / "sums.py").write_text(SUITE)
     target = tmp_path / "record.json"

@@ -71,6 +71,7 @@ def test_read_reads_every_byte_and_no_other(name: str) -> None:
         assert seen.max() == 0x40
 
 
+@pytest.mark.deep("2")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_measured_limits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     caches = {"L1d": 1 << 12, "L2": 1 << 13, "L3": 1 << 14}

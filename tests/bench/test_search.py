@@ -69,6 +69,7 @@ def test_everybody_finds_most_of_the_nearest(bits: Any, metric: Any) -> None:
         assert recalls["lowbit"] > recalls[f"faiss QT_{bits}bit"] - 0.05, recalls
 
 
+@pytest.mark.deep
 def test_filling_adding_and_filters_are_cases() -> None:
     suite = Search(500, 20, batch="1,3", candidates=20, also="fill,one,0.1")
     record = run(suite, Plan(peers=HAS_FAISS, limits=QUICK))
@@ -133,6 +134,7 @@ def test_plans_that_cannot_be(change: dict[str, Any], message: str) -> None:
         Search(**{"vectors": 100, "dim": 4, **change})
 
 
+@pytest.mark.deep
 def test_the_command_writes_what_it_shows_and_says_what_is_missing(tmp_path: Path) -> None:
     target = tmp_path / "record.json"
     arguments = ["--vectors", "300", "--dim", "9", "--batch", "2", "--time-limit", "0.05"]

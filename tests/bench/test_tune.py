@@ -209,6 +209,7 @@ def _write_many(folder: str, first: int) -> None:
             tables.write(path, {**about, "gpu": GPU.name}, entries)
 
 
+@pytest.mark.deep
 def test_processes_that_tune_at_once_lose_nothing(cache_folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
     workers = [
@@ -225,6 +226,7 @@ def test_processes_that_tune_at_once_lose_nothing(cache_folder: Path) -> None:
     ]
 
 
+@pytest.mark.deep
 def test_a_trial_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune.fails("w4a16", 8, 512, "cpu", FewRowsConfig(64, 1)) is None
     assert "no format is called" in str(tune.fails("w5", 8, 512, "cpu", Config()))

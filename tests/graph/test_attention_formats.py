@@ -48,6 +48,7 @@ def encoder(*more: Node, outputs: tuple[str, ...] = ("y",)) -> Graph:
     return Graph(("x",), outputs, nodes, constants, {"x": Tensor("float32", ("n", ROWS, SIZE))})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("choice", ["int8", "dynamic"])
 def test_kernels_compute_what_evaluate_says(choice: str) -> None:
     given = encoder()

@@ -40,6 +40,7 @@ def _same(a: Graph, b: Graph) -> None:
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.deep("video", "mobile_block", "basic_block", "perceptron", "u_net")
 @pytest.mark.parametrize("make", NETS)
 def test_what_is_loaded_is_what_was_saved(make: Callable[[], Graph], tmp_path: Path) -> None:
     graph = make()

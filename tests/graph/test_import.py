@@ -30,6 +30,7 @@ EXPORTS = [(name, False, opset) for name in NETWORKS for opset in (13, 17)]
 EXPORTS += [(name, True, opset) for name in NETWORKS for opset in (18, 20)]
 
 
+@pytest.mark.deep("*-True-*")
 @pytest.mark.parametrize(("name", "dynamo", "opset"), EXPORTS)
 def test_an_exported_network_is_what_onnx_runtime_computes(
     exported: Callable[..., Any], name: str, dynamo: bool, opset: int

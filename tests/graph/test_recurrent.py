@@ -88,6 +88,7 @@ def test_a_recurrent_layer(op: str, attributes: dict[str, Any], more: str, const
             np.testing.assert_allclose(made[name], one, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.deep("avx2", "avx512", "avx2_vnni", "amx*")
 @pytest.mark.parametrize("isa", available())
 def test_other_lengths_and_a_file(isa: str, tmp_path: Path) -> None:
     model, _ = network("LSTM", {"direction": "bidirectional"}, "B", True, ("steps", "batch", K))
@@ -118,6 +119,7 @@ def test_shapes_and_activations_that_do_not_fit() -> None:
         evaluate(layer(activations=("Fancy",)).graph(), {"x0": x})
 
 
+@pytest.mark.deep("*-True")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])

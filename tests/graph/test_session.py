@@ -32,6 +32,7 @@ def _close(got: dict[str, np.ndarray], want: dict[str, np.ndarray], graph: Graph
         assert np.abs(got[name] - value).max(initial=0) <= limit * spread
 
 
+@pytest.mark.deep("avx512-*", "*-basic_block", "avx2-*", "generic-mobile_block", "generic-u_net")
 @pytest.mark.parametrize("make", NETS)
 @pytest.mark.parametrize("name", SETS)
 def test_every_instruction_set(make: Callable[[], Graph], name: str) -> None:
@@ -46,6 +47,7 @@ def test_every_instruction_set(make: Callable[[], Graph], name: str) -> None:
         np.testing.assert_array_equal(made[0][output], made[1][output])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("make", QUANTIZED)
 def test_the_same_bits_on_every_instruction_set(make: Callable[[], Graph]) -> None:
     graph = with_formats(make(), batch=2)
@@ -104,6 +106,7 @@ def test_groups_that_panels_do_not_hold_become_floats(axis: int, group: int) -> 
     np.testing.assert_allclose(Session(graph).run(x=x)["y"], want, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.deep
 def test_batches_are_planned_as_they_come() -> None:
     graph = with_formats(basic_block(), batch=4)
     session = Session(graph, threads=1)
@@ -114,6 +117,7 @@ def test_batches_are_planned_as_they_come() -> None:
     assert session(inputs[:0]).shape == (0, 10)
 
 
+@pytest.mark.deep
 def test_plans_share_packed_weights_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = with_formats(basic_block(), batch=2)
     session = Session(graph, threads=1)
@@ -130,6 +134,7 @@ def test_plans_share_packed_weights_and_make_room(monkeypatch: pytest.MonkeyPatc
     assert len(session._plans) == 1
 
 
+@pytest.mark.deep
 def test_a_plan_owns_little_beside_its_arena() -> None:
     """Float weights, which are turned, are one for all plans; and no plan outlives its place."""
     net = Net()

@@ -34,6 +34,7 @@ def _concatenated() -> Graph:
     return net.graph()
 
 
+@pytest.mark.deep("1-mobile_block")
 @pytest.mark.parametrize("make", [basic_block, mobile_block, _concatenated])
 @pytest.mark.parametrize("samples", [1, 2, 3])
 def test_any_slices_give_the_same(
@@ -54,6 +55,7 @@ def test_any_slices_give_the_same(
     assert len(several.plan(inputs).steps) == whole
 
 
+@pytest.mark.deep
 def test_results_may_be_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(0)
     made = net("Conv", net.input("batch", 8, 6, 6), net.weight(8, 8, 3, 3), "", pads=(1,) * 4)

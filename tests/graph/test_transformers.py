@@ -125,6 +125,8 @@ def _exported(family: str, dynamic: bool) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.drawn(9)
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("family", "dynamic"), [*((one, True) for one in FAMILIES), *((one, False) for one in STATIC)]
 )

@@ -6,11 +6,12 @@ about, and in proportion on slower ones. What takes longer is marked
 
     @pytest.mark.deep                     all items of a test, or of a file by `pytestmark`
     @pytest.mark.deep("resnet*", "*-u4")  those of a test whose ids match one of these patterns
+    deep_fixtures = ("record",)           in a file: whatever uses one of these fixtures
 
-and is run by `make test-deep`. Not counted are imports, which whoever comes first pays for, and
-fixtures that tests share, which have the same limit to themselves. An item that is over the limit
-is measured again in a process of its own, with empty caches, before it fails: a neighbour of this
-machine may have slowed it down.
+and is run by `make test-deep`. What the first of several items pays for has limits of its own:
+fixtures that tests share the same second, LLVM three (a program is compiled once, for all that use
+it and for later runs), imports none. An item that is over a limit is measured again in a process of
+its own, with empty caches, before it fails: a neighbour of this machine may have slowed it down.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from typing import Any
 
 import pytest
 
+from lowbit.jit import compile as compiler
+
 LIMIT = 1.0
+ITSELF, LLVM = (
+    "the test itself",
+    "LLVM",
+)  # parts of an item; the others are fixtures, by their names
+LLVM_SHARE = 3.0  # how many times the limit LLVM may take
 SECOND = 0.045  # CPU seconds of `_reference_work` on a Zen 4 whose other hyperthread is busy
 _MEASURED = "LOWBIT_TEST_CPU_MEASURED"  # names the file for what a second measurement gives
 
@@ -47,7 +55,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def is_deep(item: pytest.Item) -> bool:
-    """Whether an item has the mark, by its test or by the ids of its parameters."""
+    """Whether an item has the mark: by its test, the ids of its parameters or its fixtures."""
+    fixtures = getattr(getattr(item, "module", None), "deep_fixtures", ())
+    if not set(fixtures).isdisjoint(getattr(item, "fixturenames", ())):
+        return True
     ids = item.name.partition("[")[2].removesuffix("]")
     for mark in item.iter_markers("deep"):
         if not mark.args or any(fnmatch.fnmatchcase(ids, pattern) for pattern in mark.args):
@@ -76,17 +87,18 @@ class Budget:
         self.limit = float(config.getoption("--cpu-limit") or 0)
         self.times: str | None = config.getoption("--cpu-times")
         self.measured = os.environ.get(_MEASURED)
-        self.imports = ImportClock()
-        self.started = 0.0
+        self.imports = CallClock(_frozen_importlib, "_find_and_load")  # of modules that are new
+        self.llvm = CallClock(compiler, "object_code")
+        self.started = self.llvm_before = 0.0
         self.shared: dict[str, float] = {}  # CPU seconds of the fixtures that this item set up
 
     def seconds(self) -> float:
-        return cpu_seconds() - self.imports.seconds
+        return cpu_seconds() - self.imports.seconds - self.llvm.seconds
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self.shared = {}
-        self.started = self.seconds()
+        self.started, self.llvm_before = self.seconds(), self.llvm.seconds
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -108,7 +120,7 @@ class Budget:
         report = yield
         if call.when == "teardown":
             own = self.seconds() - self.started - sum(self.shared.values())
-            parts = {"the test itself": own, **self.shared}
+            parts = {ITSELF: own, LLVM: self.llvm.seconds - self.llvm_before, **self.shared}
             self.record(item, parts)
             over = self.too_long(item, parts)
             if over and report.passed:
@@ -124,21 +136,27 @@ class Budget:
                 file.write(line + "\n")
 
     def too_long(self, item: pytest.Item, parts: dict[str, float]) -> str:
-        """What is over the limit twice, as a message; "" for nothing."""
+        """What is over its limit twice, as a message; "" for nothing."""
         if not self.limit or self.measured or is_deep(item):
             return ""
-        limit = self.limit * slowness()
-        if max(parts.values()) <= limit:
-            return ""
-        again = measured_alone(item)
-        over = {name: taken for name, taken in parts.items() if min(taken, again) > limit}
+        over = self.over(parts)
+        if over:
+            again = self.over(measured_alone(item))
+            over = {name: seconds for name, seconds in over.items() if name in again}
         if not over:
             return ""
-        causes = ", ".join(f"{name} {taken:.2f} s" for name, taken in over.items())
+        causes = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in over.items())
         return (
-            f"{item.nodeid} takes more than {limit:.2f} s of CPU time: {causes}; alone {again:.2f} "
-            f"s. Make it smaller, or mark it `deep` (tests/helpers/cpu_budget.py)."
+            f"{item.nodeid} takes too much CPU time: {causes}, alone as well; the limit is "
+            f"{self.limit * slowness():.2f} s, LLVM's {LLVM_SHARE:.0f} times that. Make it "
+            f"smaller, or mark it `deep` (tests/helpers/cpu_budget.py)."
         )
+
+    def over(self, parts: dict[str, float]) -> dict[str, float]:
+        """The parts that are over their limits."""
+        limit = self.limit * slowness()
+        limits = {LLVM: limit * LLVM_SHARE}
+        return {name: taken for name, taken in parts.items() if taken > limits.get(name, limit)}
 
 
 def cpu_seconds() -> float:
@@ -147,24 +165,23 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-class ImportClock:
-    """The CPU seconds that imports took in the main thread since it was made."""
+class CallClock:
+    """The CPU seconds that the main thread spent in a function since this was made."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: Any, function: str) -> None:
         self.seconds = 0.0
         self._depth = 0
-        importlib: Any = _frozen_importlib
-        self._find_and_load: Callable[..., Any] = importlib._find_and_load
-        importlib._find_and_load = self._timed  # what `import` calls for a new module
+        self._function: Callable[..., Any] = getattr(module, function)
+        setattr(module, function, self._timed)
 
     def _timed(self, *arguments: Any) -> Any:
         __tracebackhide__ = True
         if self._depth or threading.current_thread() is not threading.main_thread():
-            return self._find_and_load(*arguments)
+            return self._function(*arguments)
         self._depth = 1
         before = cpu_seconds()
         try:
-            return self._find_and_load(*arguments)
+            return self._function(*arguments)
         finally:
             self.seconds += cpu_seconds() - before
             self._depth = 0
@@ -188,15 +205,16 @@ def _reference_work() -> None:
         table[number & 1023] = str(number)
 
 
-def measured_alone(item: pytest.Item) -> float:
-    """The most that a part of the item takes in a process of its own, with empty caches."""
+def measured_alone(item: pytest.Item) -> dict[str, float]:
+    """The parts of an item in a process of its own, with empty caches."""
+    _, _, name = item.nodeid.partition("::")
     with tempfile.TemporaryDirectory(prefix="lowbit-alone-") as folder:
         measured = Path(folder) / "measured"
         environment = {**os.environ, _MEASURED: str(measured), "PYTEST_ADDOPTS": ""}
         environment.pop("PYTEST_XDIST_WORKER", None)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "--empty-cache"]
+        options = ["-q", "-p", "no:xdist", "--empty-cache", "--all-combinations"]
         subprocess.run(
-            [*command, f"{item.path}{item.nodeid.removeprefix(item.nodeid.split('::')[0])}"],
+            [sys.executable, "-m", "pytest", *options, f"{item.path}::{name}"],
             cwd=item.config.rootpath,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -204,6 +222,6 @@ def measured_alone(item: pytest.Item) -> float:
             check=False,
         )
         if not measured.exists():
-            return float("inf")  # it does not run alone: what was measured first counts
+            raise RuntimeError(f"{item.nodeid} could not be measured alone")
         _, _, parts = json.loads(measured.read_text().splitlines()[-1])
-        return max(parts.values())
+        return parts

@@ -1,8 +1,11 @@
-"""A pytest plugin: of a test that is marked `pairs`, some combinations of its parameters.
+"""A pytest plugin: of tests whose items cost much, some, drawn by the commit.
 
-Of two parameters half of the combinations, of more as many as let every two values meet. Which ones
-is drawn by the commit, so that days and machines differ, and a run can be repeated: `--draw SEED`,
-as the header says. `--all-combinations` takes all.
+    @pytest.mark.pairs      of two parameters half of the combinations, of more as many as let every
+                            two values meet
+    @pytest.mark.drawn(9)   nine of the items
+
+Every commit draws others, and a run can be repeated: `--draw SEED`, as the header says.
+`--all-combinations` takes all.
 """
 
 from __future__ import annotations
@@ -17,10 +20,8 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-combinations", action="store_true", help="also those that pairs leave")
-    parser.addoption(
-        "--draw", type=int, metavar="SEED", help="which combinations of pairs; else by the commit"
-    )
+    parser.addoption("--all-combinations", action="store_true", help="all items, none drawn")
+    parser.addoption("--draw", type=int, metavar="SEED", help="which items; else by the commit")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,17 +31,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     if config.getoption("--all-combinations"):
-        return "combinations of parameters: all"
-    return f"combinations of parameters: --draw {config.getoption('--draw')}"
+        return "items that cost much: all"
+    return f"items that cost much: drawn by --draw {config.getoption('--draw')}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--all-combinations"):
         return
     seed = int(config.option.draw)
-    gone = {item for item in items if item.get_closest_marker("pairs") and not _drawn(item, seed)}
+    gone = {item for item in items if item.get_closest_marker("pairs") and not _meets(item, seed)}
+    for test, same in _by_test(items, "drawn").items():
+        (count,) = same[0].get_closest_marker("drawn").args  # type: ignore[union-attr]
+        chosen = random.Random(f"{seed} {test}").sample(same, min(count, len(same)))
+        gone.update(item for item in same if item not in chosen)
     config.hook.pytest_deselected(items=list(gone))
     items[:] = [item for item in items if item not in gone]
+
+
+def _by_test(items: list[pytest.Item], mark: str) -> dict[str, list[pytest.Item]]:
+    """The items of each test that has a mark."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker(mark):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return tests
 
 
 def _commit(config: pytest.Config) -> int:
@@ -58,7 +72,7 @@ def _commit(config: pytest.Config) -> int:
     return int(shown.stdout, 16)
 
 
-def _drawn(item: pytest.Item, seed: int) -> bool:
+def _meets(item: pytest.Item, seed: int) -> bool:
     """Whether its combination of parameters is one that is run."""
     params: dict[str, Any] = item.callspec.params  # type: ignore[attr-defined]
     marks = list(item.iter_markers("parametrize"))

@@ -170,6 +170,7 @@ def test_one_kernel_object_compiles_once_without_a_cache(
     assert len(programs) == len(compiled) == 1
 
 
+@pytest.mark.deep
 def test_another_process_does_not_compile_again(folder: Path) -> None:
     script = """
 import sys
@@ -367,6 +368,7 @@ print("right", flush=True)
 """
 
 
+@pytest.mark.deep
 def test_processes_that_compile_the_same_at_once_all_succeed(folder: Path) -> None:
     racers = [
         subprocess.Popen(

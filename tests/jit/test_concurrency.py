@@ -61,6 +61,7 @@ def test_omp_num_threads_is_obeyed_without_torch(words: Words) -> None:
     assert [words(code, OMP_NUM_THREADS=n) for n in ("1", "3", "3,2")] == [["1"], ["3"], ["3"]]
 
 
+@pytest.mark.deep
 @NEEDS_TORCH
 def test_the_openmp_runtime_of_torch_serves(words: Words) -> None:
     """Also when torch is imported after the first product."""
@@ -101,6 +102,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.deep
 @NEEDS_FORK
 @NEEDS_TORCH
 def test_a_child_of_fork_computes_where_openmp_ran(words: Words) -> None:
@@ -112,6 +114,7 @@ def test_a_child_of_fork_computes_where_own_threads_ran(words: Words) -> None:
     assert words(PRODUCT + FORKED) == ["threads-of-its-own"] * 3
 
 
+@pytest.mark.deep
 @NEEDS_FORK
 @NEEDS_TORCH
 def test_a_child_that_imports_torch_itself_uses_its_runtime(words: Words) -> None:

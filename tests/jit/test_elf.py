@@ -84,6 +84,7 @@ def test_what_is_no_object_file_is_refused(code: bytes) -> None:
         elf.ObjectFile(code)
 
 
+@pytest.mark.deep
 def test_llvm_is_not_loaded_for_programs_that_are_kept(words: Words) -> None:
     code = """
 import sys

@@ -61,6 +61,7 @@ def test_parameters_are_bound_by_name(program: Program, threads: int) -> None:
     np.testing.assert_array_equal(y, [77, 77, *-x])
 
 
+@pytest.mark.deep
 def test_what_is_bound_stays_alive(program: Program) -> None:
     x, y = np.arange(4, dtype=np.int32), np.zeros(4, np.int32)
     gone = weakref.ref(x)
@@ -136,6 +137,7 @@ def test_arguments_are_not_leaked(program: Program, threads: int) -> None:
     assert abs(after[2] - before[2]) < 100
 
 
+@pytest.mark.deep
 def test_a_wrong_number_is_refused_beside_numba(run_python: Callable[..., Any]) -> None:
     """Numba tells LLVM its own meaning of some of Python's names."""
     pytest.importorskip("numba")

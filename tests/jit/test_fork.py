@@ -126,9 +126,11 @@ for _ in range(3):
 )
 
 
+@pytest.mark.deep
 def test_a_child_can_do_everything_whatever_other_threads_did(words: Words) -> None:
-    assert words(CODE, "8") == ["0"] * 8
+    assert words(CODE, "4") == ["0"] * 4
 
 
+@pytest.mark.deep
 def test_a_fork_waits_for_whatever_a_call_imports(words: Words) -> None:
     assert words(IMPORTS) == []

@@ -95,6 +95,7 @@ print(interrupted == 200, 0)
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="the timers are Linux's")
 @pytest.mark.parametrize("code", [UNEVEN, UNMAPPED], ids=["writes", "memory"])
 def test_nothing_goes_on_after_an_interrupt(words: Callable[..., list[str]], code: str) -> None:

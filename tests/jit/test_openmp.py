@@ -119,6 +119,7 @@ print(len(others), count(used), *(count(path) == 3 for path in others))
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="no scikit-learn")
 @pytest.mark.parametrize(

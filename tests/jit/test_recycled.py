@@ -128,6 +128,7 @@ def test_what_cannot_be_had_is_a_memory_error() -> None:
         recycled_empty((1 << 40, 1 << 20), np.float32)
 
 
+@pytest.mark.deep
 def test_results_are_right_in_memory_that_is_used_again() -> None:
     """With other data each time; the last calls are recognized. What is held stays as it is."""
     rng = np.random.default_rng(5)

@@ -40,6 +40,7 @@ def test_importing_lowbit_imports_nothing_else(words: Words) -> None:
     assert not {"numpy", "llvmlite", "ml_dtypes", "torch"} & set(loaded)
 
 
+@pytest.mark.deep
 def test_a_product_imports_no_framework(words: Words) -> None:
     code = PRODUCTS + "import sys; print(*{name.split('.')[0] for name in sys.modules})"
     assert not {"torch", "numba", "rich", "triton", "typer"} & set(words(code))
@@ -63,6 +64,7 @@ except AttributeError as error:
     assert " ".join(words(code)) == "module 'lowbit' has no attribute 'nothing'"
 
 
+@pytest.mark.deep
 def test_every_forced_set_gives_the_same_integers(words: Words) -> None:
     results = {name: words(PRODUCTS, LOWBIT_ISA=name) for name in ("", *available())}
     used = {name: result[0] for name, result in results.items()}
@@ -93,6 +95,7 @@ def test_a_forced_set_that_the_machine_lacks_is_told(run_python: RunPython, forc
 
 
 # One that nobody knows, one that this machine lacks: the tests above name all of them.
+@pytest.mark.deep("bench matmul 8x8:8x8-amx", "bench matmul 8x8:8x8-sse9")
 @pytest.mark.parametrize("forced", ["sse9", *sorted(SETS.keys() - set(available()))[:1]])
 @pytest.mark.parametrize("command", ["info", "bench matmul 8x8:8x8"])
 def test_the_command_line_says_it_in_one_line(
@@ -119,6 +122,7 @@ many(20000); before = many(20000); print(many(200000) - before)
     assert int(words(code)[0]) < 1024  # KiB
 
 
+@pytest.mark.deep
 def test_compiling_gives_its_memory_back(words: Words) -> None:
     """Of what LLVM allocates for a program nothing is left, but for its machine code."""
     code = """

@@ -48,6 +48,7 @@ def test_every_item_is_done_when_a_call_returns(program: Program, count: int) ->
             _check(program, count, size)
 
 
+@pytest.mark.deep
 def test_more_callers_than_tasks(program: Program) -> None:
     callers = 3 * team.TASKS
     with ThreadPoolExecutor(callers) as pool:

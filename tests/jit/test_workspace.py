@@ -45,6 +45,7 @@ def test_small_arrays_that_last_share_large_pages() -> None:
     assert max(one.ctypes.data for one in made) - made[0].ctypes.data < 1 << 21
 
 
+@pytest.mark.deep
 def test_a_slab_is_gone_with_its_last_array(monkeypatch: pytest.MonkeyPatch) -> None:
     memory_of._slabs.clear()
     found: list[weakref.ref[Any]] = []

@@ -69,6 +69,7 @@ def backward_config(sm: int, size: int) -> BackwardConfig:
     return attention_backward.backward_choice(Gpu(sm, 132), size).config
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("size", [64, 128, 256])
@@ -85,6 +86,7 @@ def test_attention(sm: int, size: int, causal: bool, masked: bool) -> None:
         assert_matrix_units(compiled(attention.attention_kernel, given, sm, config), sm)
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [64, 128])
@@ -101,6 +103,7 @@ def test_dk_dv(sm: int, size: int, causal: bool) -> None:
     assert_matrix_units(compiled(kernel, given, sm, config), sm)
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("size", [64, 128, 256])
@@ -138,6 +141,7 @@ def product(sm: int, type_: str, turned: bool, config: MatmulConfig) -> Compiled
     return compiled(batched_matmul.batched_matmul_kernel, given, sm, config)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("sm", GPUS)
 def test_batched_matmul(sm: int, turned: bool) -> None:
@@ -145,6 +149,7 @@ def test_batched_matmul(sm: int, turned: bool) -> None:
     assert_matrix_units(product(sm, "bf16", turned, table[2]), sm)
 
 
+@pytest.mark.deep("80")
 @pytest.mark.parametrize("sm", GPUS)
 def test_float32_is_multiplied_as_it_is(sm: int) -> None:
     table = batched_matmul.TABLE[90] if sm == 90 else batched_matmul._FALLBACK

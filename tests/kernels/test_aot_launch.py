@@ -72,6 +72,7 @@ def _conv2d(batches: int, channels: int, size: int, out: int) -> None:
     MODULES["conv2d"].conv2d(x.half(), weight.half(), None, *pairs, False)
 
 
+@pytest.mark.deep("*-_bmm-*", "*-_attention-*")
 @pytest.mark.pairs
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 4, 100, 80)], ids=str)
 @pytest.mark.parametrize("function", [_attention, _bmm, _conv2d])
@@ -91,6 +92,7 @@ def test_tuples_and_descriptors(
     assert compiled["found"]
 
 
+@pytest.mark.deep
 def test_rows_and_weights(compiled: dict[str, Any]) -> None:
     weight = pack_int4(torch.zeros(70, 256, dtype=torch.uint8), torch.ones(70, 2), group_size=128)
     for rows in (5, 200):

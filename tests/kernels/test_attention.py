@@ -217,6 +217,7 @@ def _everywhere(p: Problem, interpret: bool = True) -> None:
             assert _run(p, isa, products, 1, True).tobytes() == got.tobytes(), (isa, products)
 
 
+@pytest.mark.deep("*-1", "*-15", "*-2", "*-17")
 @pytest.mark.pairs
 @pytest.mark.parametrize("tokens", [1, 2, 15, 17, 64, 197, 1000])
 @pytest.mark.parametrize("formats", ["f32 f32", "bf16 bf16", "u8 s8", "s8 f32", "f32 u8"])
@@ -225,6 +226,7 @@ def test_tokens(tokens: int, formats: str) -> None:
     _everywhere(_problem(AttentionForm(inputs, out), tokens, tokens, 64), tokens < 60)
 
 
+@pytest.mark.deep("*-40", "*-8", "u8-1")
 @pytest.mark.pairs
 @pytest.mark.parametrize("dim", [1, 8, 40, 64, 80, 128])
 @pytest.mark.parametrize("inputs", ["f32", "bf16", "u8"])
@@ -234,15 +236,18 @@ def test_head_dimensions(dim: int, inputs: str) -> None:
     _everywhere(_problem(AttentionForm(inputs, "f32"), rows, rows, dim), interpret)
 
 
+@pytest.mark.deep("sizes0", "sizes1")
 @pytest.mark.parametrize("sizes", [(5, 77, 24, 40), (70, 3, 8, 17), (1, 300, 64, 64)])
 def test_other_keys_and_values(sizes: tuple[int, ...]) -> None:
     _everywhere(_problem(AttentionForm("bf16", "f32"), *sizes, batch=2), interpret=sizes[1] < 100)
 
 
+@pytest.mark.deep
 def test_heads_that_share_keys() -> None:
     _everywhere(_problem(AttentionForm("f32", "f32"), 9, 20, 16, heads=6, key_heads=2, batch=2))
 
 
+@pytest.mark.deep("f32-sizes1", "s8-sizes1")
 @pytest.mark.parametrize("sizes", [(70, 70), (18, 50), (90, 40)])
 @pytest.mark.parametrize("inputs", ["f32", "s8"])
 def test_causal(sizes: tuple[int, int], inputs: str) -> None:
@@ -250,6 +255,7 @@ def test_causal(sizes: tuple[int, int], inputs: str) -> None:
     _everywhere(p, interpret=sizes[0] == 18)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sizes", [(70, 70), (40, 290), (90, 40)])
 @pytest.mark.parametrize("limits", [(1, 0.0), (33, 0.0), (100, 2.0), (0, 2.0)])
 def test_windows_and_caps(sizes: tuple[int, int], limits: tuple[int, float]) -> None:
@@ -257,6 +263,7 @@ def test_windows_and_caps(sizes: tuple[int, int], limits: tuple[int, float]) -> 
     _everywhere(_problem(form, *sizes, 24, 32, causal=True), sizes[0] == 40 and limits[0] == 33)
 
 
+@pytest.mark.deep("pairs/avx512_bf16")
 @pytest.mark.parametrize("micro", [one for one in float_micro_kernels if one.pair], ids=repr)
 def test_windows_of_pairs(micro: FloatMicro, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted, also where the machine has none."""
@@ -267,6 +274,7 @@ def test_windows_of_pairs(micro: FloatMicro, monkeypatch: pytest.MonkeyPatch) ->
         _check(p, _run(p, "generic", "bf16", interpret=True), *_exact(p, True))
 
 
+@pytest.mark.deep("False-shape0")
 @pytest.mark.pairs
 @pytest.mark.parametrize("shape", [(1, 1, 1, 45), (2, 1, 1, 45), (1, 3, 37, 45), (2, 3, 37, 45)])
 @pytest.mark.parametrize("causal", [False, True])

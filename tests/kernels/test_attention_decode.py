@@ -317,6 +317,8 @@ def compiled(kernel: Any, sm: int, options: dict[str, int], **given: Any) -> Any
     return compile_ahead(kernel, arguments, sm, **options)
 
 
+@pytest.mark.drawn(7)
+@pytest.mark.deep
 @pytest.mark.pairs
 @pytest.mark.parametrize("cache", ["bf16", "i8", "fp8"])
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def check(given, graph, out, cache, tolerance):
     assert (np.abs(made - wanted) <= step).all()
 
 
+@pytest.mark.deep("*-generic", "(16, 1, 8, 0)-*", "(7, 1, 96, 96)-*", "(2, 1, 256, 128)-*")
 @pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,6 +100,7 @@ def test_steps_of_several_sequences(heads, dtype, isa):
     assert (outs[0] == outs[1]).all()
 
 
+@pytest.mark.deep("0-5-(9, 3, 64, 64)-float32-avx512_vnni", "0-5-(9, 3, 64, 64)-float32-amx*")
 @pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,6 +114,7 @@ def test_chunks_of_a_prompt(heads, dtype, isa, first, rows):
         check(given, graph, out, cache, 1e-6 if dtype == "float32" else 2e-2)
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,6 +136,7 @@ def test_windows_and_caps(limits, dtype, isa):
         assert (outs[0] == outs[1]).all() or slots is None
 
 
+@pytest.mark.deep
 def test_keys_before_a_window_are_not_read():
     """They may be anything."""
     for positions, slots in (([CHUNK + 200], [0]), (range(CHUNK, CHUNK + 40), None)):

@@ -62,6 +62,7 @@ def test_networks(sizes: tuple[int, int]) -> None:
         np.testing.assert_allclose(found[graph.outputs[0]], exact, rtol=0, atol=2e-5)
 
 
+@pytest.mark.deep("*-sizes0", "*-sizes2")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("inputs", ["f32", "u8"])
 def test_the_kernel_on_a_cpu(sizes: tuple[int, int], inputs: str) -> None:
@@ -100,6 +101,7 @@ class _Causal(torch.nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
+@pytest.mark.deep("True-sizes5")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("named", [False, True])
 def test_what_pytorch_means(sizes: tuple[int, int], named: bool) -> None:

@@ -89,6 +89,7 @@ def _innermost_loop(assembly: str, instruction: str) -> list[str]:
     return lines[first:last]
 
 
+@pytest.mark.drawn(33)
 @MICRO_KERNELS
 @pytest.mark.parametrize(("m", "n"), [(1, 96), (4, 96), (17, 64), (64, 96), (72, 32), (72, 16)])
 def test_the_innermost_loop_spills_nothing(micro: MicroKernel, m: int, n: int) -> None:
@@ -118,6 +119,7 @@ def test_shapes_use_all_accumulators() -> None:
         assert not any(re.match(r"(mov|dup) v\d+\.(16b|4s)", line) for line in loop)
 
 
+@pytest.mark.deep("widening/avx512", "widening/amx*")
 @MICRO_KERNELS
 def test_lines_that_the_next_step_writes_are_claimed(micro: MicroKernel) -> None:
     """One for each 64 bytes that a step stores, of one panel and of as many as it can have."""

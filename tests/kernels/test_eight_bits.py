@@ -194,6 +194,7 @@ def test_what_is_chosen_fits(m: int, blocks: bool, itemsize: int, config: Any) -
     assert config.refusal(itemsize) is None
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("kind", "zero"), [("i8", True), ("fp8e4nv", False)])
 def test_ahead_of_time(kind: str, zero: bool) -> None:
     from triton.experimental.gluon import language
@@ -217,6 +218,7 @@ def test_ahead_of_time(kind: str, zero: bool) -> None:
     assert "wgmma.wait_group.sync.aligned 1" in made.ptx
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_blocks_ahead_of_time(groups: int) -> None:
     from triton.experimental.gluon import language

@@ -95,6 +95,7 @@ def test_rows_in_the_order_of_tiles() -> None:
     assert not held[:, 300:].any()
 
 
+@pytest.mark.deep
 def test_the_operator() -> None:
     packed, w = _drawn(70, 256, 64, "whole")
     x = torch.randn(6, 256, generator=_generator()).bfloat16()
@@ -165,6 +166,7 @@ def test_configurations_that_do_not_fit() -> None:
     assert "shared memory" in str(EightByFourConfig(128, 256, 1, 8, 6).refusal(128))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("kind", "group", "zero", "columns", "warps"),
     [("i8", 128, True, 256, 8), ("i8", 128, False, 128, 4), ("i8", 64, True, 128, 4),

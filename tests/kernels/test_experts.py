@@ -204,6 +204,7 @@ def test_one_matrix_is_not_several() -> None:
         grouped_matmul(x, packed, torch.zeros(3))
 
 
+@pytest.mark.deep
 def test_operators_keep_their_promises() -> None:
     ops = torch.ops.lowbit
     chosen = _chosen(5, 2, 4, "all")
@@ -256,6 +257,7 @@ def _sorted_kinds(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(("experts", "splits"), [(32, 2), (128, 1)])
 def test_ahead_of_time_few_rows(sm: int, experts: int, splits: int) -> None:
@@ -272,6 +274,7 @@ def test_ahead_of_time_few_rows(sm: int, experts: int, splits: int) -> None:
     assert barriers[0] >= barriers[1]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("experts", [32, 128])
 def test_ahead_of_time_many_rows(experts: int) -> None:
     from triton.experimental.gluon import language

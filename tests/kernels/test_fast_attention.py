@@ -171,6 +171,7 @@ def test_the_operator_is_differentiable() -> None:
         close(got, leaf.grad.double(), 6)
 
 
+@pytest.mark.deep
 def test_opcheck() -> None:
     q, k, v, _ = operands((1, 2, 1, 5, 7, 16), torch.float16)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]

@@ -120,6 +120,7 @@ def test_gradients() -> None:
         assert ((got.grad.double() - right.grad).abs() <= budget).all()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_operator_passes_opcheck(memory: Any) -> None:
     x = data((2, 3, 6, 5)).contiguous(memory_format=memory).requires_grad_()

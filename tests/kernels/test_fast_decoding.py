@@ -91,6 +91,7 @@ def test_operators_keep_their_promises() -> None:
     )
 
 
+@pytest.mark.deep("rotate_kernel-flags0-80")
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(("name", "flags"), [
     ("rotate_kernel", (True, True)), ("rotate_kernel", (True, False)),

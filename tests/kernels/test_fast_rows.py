@@ -151,6 +151,7 @@ def in_two_runs(kernel: Any, grid: Any, arguments: Mapping[str, Any]) -> None:
         assert words[-1] == grid[0]
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("length", "pieces"), [(33, 1), (33, 4), (64, 4), (130, 1)])
@@ -224,6 +225,7 @@ def test_gradients(shape: tuple[int, ...], name: str) -> None:
         assert ((got.grad.double() - right.grad).abs() <= budget).all()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_operators_pass_opcheck(dtype: Any) -> None:
     ops = torch.ops.lowbit

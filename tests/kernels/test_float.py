@@ -145,6 +145,7 @@ def check(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.deep("*-sizes4-*")
 @pytest.mark.pairs
 @MICROS
 @pytest.mark.parametrize("sizes", SIZES)
@@ -179,6 +180,14 @@ def test_plain_product(micro: FloatMicro, kind: str, sizes: tuple[int, int, int]
     assert (wide[:, n + 3 :] == 99).all()
 
 
+@pytest.mark.deep(
+    "sizes4-bf16-fma/avx2",
+    "sizes4-bf16-multiply-add/generic",
+    "sizes4-f32-fma/avx2",
+    "sizes4-f32-multiply-add/generic",
+    "sizes4-bf16-fma/avx2_vnni",
+    "sizes4-f32-fma/avx2_vnni",
+)
 @pytest.mark.parametrize("micro", VECTOR_MICROS, ids=repr)
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 @pytest.mark.parametrize("sizes", SIZES)
@@ -226,6 +235,7 @@ def test_bfloat16_output_of_several_blocks(micro: FloatMicro) -> None:
     check(out, a, b, c)
 
 
+@pytest.mark.deep("multiply-add/generic")
 @MICROS
 def test_compiled_as_interpreted(micro: FloatMicro) -> None:
     if micro.isa.missing():

@@ -27,6 +27,7 @@ def _run(before: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.deep
 def test_the_right_one_is_silent() -> None:
     done = _run("")
     assert (done.returncode, done.stderr) == (0, "")
@@ -49,6 +50,7 @@ def test_another_version_is_warned_of(version: str, monkeypatch: pytest.MonkeyPa
     require_triton()
 
 
+@pytest.mark.deep
 def test_one_without_what_is_needed_is_refused_in_a_line() -> None:
     done = _run("sys.modules['triton.tools.tensor_descriptor'] = None")
     assert done.returncode == 1
@@ -57,6 +59,7 @@ def test_one_without_what_is_needed_is_refused_in_a_line() -> None:
     assert "tensor_descriptor" in last
 
 
+@pytest.mark.deep
 def test_none_is_missed_in_a_line_and_not_before() -> None:
     done = _run("sys.modules['triton'] = None")
     assert done.returncode == 1

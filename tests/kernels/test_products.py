@@ -177,6 +177,7 @@ def test_sums_wait_between_spans_of_k(
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.drawn(96)
 @pytest.mark.pairs
 @pytest.mark.parametrize(
     "micro", [m for m in micro_kernels() if isinstance(m, VectorKernel)], ids=repr

@@ -75,6 +75,7 @@ def test_interpreted(isa: str, dtype: IntDtype, symmetric: bool, along: str) -> 
     assert not bad[0]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize(("dtype", "symmetric"), KINDS[:2])
 def test_every_instruction_set(isa: str, dtype: IntDtype, symmetric: bool) -> None:
@@ -86,6 +87,7 @@ def test_every_instruction_set(isa: str, dtype: IntDtype, symmetric: bool) -> No
         _equal(numerics.QTensor(values, scale, zero, int_format(dtype), 0), expected)
 
 
+@pytest.mark.deep("mse-*")
 @pytest.mark.parametrize(("dtype", "symmetric"), KINDS)
 @pytest.mark.parametrize("range_", ["minmax", "mse"])
 def test_quantize_is_what_numerics_says(dtype: IntDtype, symmetric: bool, range_: Any) -> None:

@@ -60,6 +60,15 @@ def network(op, x, weight, activations, **others):
     return Graph(("x", *others), ("out",), (node,), {"w": weight}, tensors)
 
 
+@pytest.mark.deep(
+    "*-avx512_vnni",
+    "*-avx512",
+    "*-avx2",
+    "*-int8-*",
+    "(80, 200)-floats-generic",
+    "*-amx*",
+    "*-avx2_vnni",
+)
 @pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("form", FORMS)
@@ -84,6 +93,7 @@ def test_experts_are_linear_layers(sizes, form, isa):
                 np.testing.assert_allclose(out, want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.deep("int4, grouped-amx", "int8, grouped-amx", "uint4-amx")
 @pytest.mark.pairs
 @pytest.mark.parametrize("isa", list(SETS))
 @pytest.mark.parametrize("form", [one for one in FORMS if one != "floats"])

@@ -90,6 +90,7 @@ def test_parts_are_small_and_make_the_whole(fill: str, sizes: tuple[int, int]) -
     assert not columns[:, sizes[1] :].any()
 
 
+@pytest.mark.deep
 def test_any_four_weights_can_be_split() -> None:
     """All fours of values where something changes: at the ends, about 96 and its half and third."""
     edges = [-128, -127, -97, -96, -95, -81, -64, -49, -48, -33, -32, -1]
@@ -136,6 +137,7 @@ def served_by(a: np.ndarray, packed: PackedMatrix) -> str:
     return plan.micro.name
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @needs_avx2
 @pytest.mark.parametrize("fill", ["full range", "normal", "one column"])
@@ -165,6 +167,7 @@ def test_a_column_that_overflows_lists_of_512_k_gets_shorter_ones() -> None:
     assert packed.split.format.chunk == CHUNKS[1]
 
 
+@pytest.mark.deep("float32")
 @needs_avx2
 @pytest.mark.parametrize("out_dtype", ["float32", "bfloat16", "uint8", "int8"])
 def test_every_output_has_the_same_bits(out_dtype: Any) -> None:
@@ -204,6 +207,7 @@ def test_who_is_served() -> None:
     assert [name for name in SETS if dispatch.wants_split(name)] == ["avx2"]
 
 
+@pytest.mark.deep("1")
 @needs_avx2
 @pytest.mark.parametrize("groups", [1, 2])
 def test_convolutions_are_exact(groups: int) -> None:

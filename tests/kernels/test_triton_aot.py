@@ -97,6 +97,7 @@ def test_norm(name: str, shape: tuple[int, int, int], type_: str, sm: int) -> No
     assert made.count("STG.E.128") > 0
 
 
+@pytest.mark.deep("softmax-shape1-bf16-90")
 @pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
@@ -139,6 +140,8 @@ def _tables() -> list[Any]:
     return list(alike.values())
 
 
+@pytest.mark.drawn(14)
+@pytest.mark.deep("*-2097151-*", "*-config38-*", "*-config66-*")
 @pytest.mark.pairs
 @pytest.mark.parametrize(("kernel", "sm", "type_", "length", "config", "flags"), _tables())
 def test_what_the_tables_say(
@@ -157,6 +160,7 @@ def test_what_the_tables_say(
         assert made.registers < 2 * held + 32
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
@@ -182,6 +186,7 @@ def test_sums(type_: str, sm: int) -> None:
     assert made.count("STG.E.128") > 0
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
@@ -214,6 +219,7 @@ def test_conv2d(last: bool, splits: int, type_: str, sm: int) -> None:
     assert compiled.count("STG.E.128") > 0
 
 
+@pytest.mark.deep("quantized_matmul-90")
 @pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("name", list(teaching_kernels()))

@@ -70,6 +70,7 @@ KINDS = ["int8", "middle", "whole", "real"]
 CASES = [(3, 70, 256, 128), (17, 65, 392, 32), (1, 130, 520, 64), (40, 33, 296, 96), (2, 5, 8, 32)]
 
 
+@pytest.mark.drawn(30)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -297,6 +298,7 @@ def _kinds(planes: int, group: int, half: bool, gated: bool = False, **more: Any
     }  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("planes", "group", "half"), [(1, 128, False), (2, 32, True)])
@@ -317,6 +319,7 @@ def test_ahead_of_time_few_rows(sm: int, planes: int, group: int, half: bool, ga
     assert made.count("SHFL") == 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("planes", "group", "half", "gated"), [
     (1, 128, False, False), (1, 32, True, False), (1, 128, False, True),
 ])  # fmt: skip
@@ -339,6 +342,7 @@ def test_ahead_of_time_many_rows(planes: int, group: int, half: bool, gated: boo
     assert made.count("UTMALDG") >= 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("planes", [1, 2])
 def test_ahead_of_time_dequantized(sm: int, planes: int) -> None:

@@ -185,6 +185,7 @@ variants = {
 """
 
 
+@pytest.mark.deep("on_cuda-titles1", "on_numba-titles0")
 @pytest.mark.parametrize(
     ("kernel", "titles"),
     [
@@ -231,6 +232,7 @@ def test_a_kernel_of_a_file(tmp_path: Path, kernel: str, titles: list[str]) -> N
     assert json.loads(found.to_json())["kernel"] == kernel
 
 
+@pytest.mark.deep
 def test_what_a_file_may_be_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "own.py"

@@ -86,6 +86,7 @@ def outcomes() -> dict[str, tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.deep
 def test_operators_make_what_triton_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     short = outcomes()
     monkeypatch.setattr(block_types, "replacements", lambda *_: ())

@@ -18,6 +18,7 @@ from lowbit_lab.checks.cpu import CpuFunction, check_cpu, check_function, cpu_fu
 MATMUL = cpu_functions.get("matmul")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("function", cpu_functions.load().values(), ids=lambda one: one.name)
 def test_functions_are_right(function: CpuFunction) -> None:
     """On every instruction set, at sizes one off what kernels like, for all dtypes: of many cases
@@ -95,6 +96,7 @@ def test_a_wrong_function_is_caught(call: Callable[..., Array], kind: str) -> No
     assert "more cases were not tried" in result.notes[0]
 
 
+@pytest.mark.deep
 def test_names() -> None:
     with pytest.raises(ValueError, match=r"no function cpu:matmull; there are cpu:matmul, "):
         list(check_cpu("matmull"))

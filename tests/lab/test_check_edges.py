@@ -91,6 +91,7 @@ def test_a_wrong_result_of_no_dimensions() -> None:
     assert (finding.kind, finding.index) == ("wrong-values", ())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("kernel", "spec"),
     [(copy, with_nothing), (copy_first, first), (choose, chosen), (copy, copied(Bool, "N"))],
@@ -125,6 +126,7 @@ def adds_too_much(x_ptr, z_ptr, N, B: tl.constexpr):
     tl.atomic_add(z_ptr + i, tl.load(x_ptr + i, mask=i < N) * 3, mask=i < N)  # the wrong one
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kernel", [stores_at_two_lines, adds_too_much])
 def test_wrong_values_name_the_line_that_stored_them(kernel: Any) -> None:
     given = {"initial": 0} if kernel is adds_too_much else {}
@@ -135,6 +137,7 @@ def test_wrong_values_name_the_line_that_stored_them(kernel: Any) -> None:
     assert "# the wrong one" in lines[finding.place.line - start]
 
 
+@pytest.mark.deep
 def test_wrong_values_of_a_function_name_the_line_of_the_kernel_or_of_torch() -> None:
     torch = pytest.importorskip("torch")
 
@@ -203,6 +206,7 @@ ASSEMBLY = (
 )
 
 
+@pytest.mark.deep("text5-libdevice.fast_expf(x[[]i])-numba.cuda.libdevice.fast_expf")
 @pytest.mark.parametrize(
     ("text", "expression", "named"),
     [
@@ -277,6 +281,7 @@ def test_a_file_whose_kernel_is_a_function_needs_no_grid(tmp_path: Path) -> None
 WRONG = FILE.replace("np.tanh(x)", "x + 1").format(expression="x")
 
 
+@pytest.mark.deep
 def test_the_command_stops_at_the_first_error(tmp_path: Path) -> None:
     file, report = tmp_path / "mine.py", tmp_path / "report.json"
     file.write_text(WRONG)
@@ -291,6 +296,7 @@ def test_the_command_stops_at_the_first_error(tmp_path: Path) -> None:
     assert "wrong values at mine.py:19" in whole.stderr, "the first error is said at once"
 
 
+@pytest.mark.deep
 def test_the_progress_is_told_case_by_case() -> None:
     told: list[tuple[str, int, int, str | None]] = []
     result = check(
@@ -305,6 +311,7 @@ def test_the_progress_is_told_case_by_case() -> None:
     assert {error is not None for *_, error in told} == {True}
 
 
+@pytest.mark.deep
 def test_a_numba_check_is_told_from_its_own_process(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "mine.py"

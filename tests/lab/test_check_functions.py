@@ -80,6 +80,7 @@ def sums_past_the_end(x: Tensor) -> Tensor:
     return z
 
 
+@pytest.mark.deep
 def test_a_finding_names_kernel_line_and_tensor() -> None:
     before = KernelInterface.__getitem__
     result = check(sums_past_the_end, row_sum, device="cpu")
@@ -166,6 +167,7 @@ def test_every_specification_has_a_function() -> None:
     assert operations.get("attention").signatures == ("bf16", "f16")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["softmax", "layer_norm_dbias"])
 def test_an_operator_is_right_in_all_dtypes(name: str) -> None:
     results = list(check_gpu(name, "cpu"))
@@ -216,6 +218,7 @@ def int4_matmul(x: Tensor, words: Tensor, scale: Tensor, zero: Tensor) -> Tensor
     return (x.double() @ w.double().T).to(x.dtype)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "function",
     [softmax_dx, layer_norm_dx, attention, attention_dv, attention_dq, int4_matmul],
@@ -237,6 +240,7 @@ def cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("cpu_as_gpu")
 def test_the_comparison_with_a_gpu() -> None:
     on_gpu: list[bool] = []
@@ -330,6 +334,7 @@ def test_only_a_kernel_can_be_shown() -> None:
         trace_kernel(sums_past_the_end, row_sum)
 
 
+@pytest.mark.deep
 def test_the_command() -> None:
     run = CliRunner().invoke
     right = run(app, ["check", "gpu:row_sum", "--device", "cpu"])

@@ -115,6 +115,7 @@ def wrong_when_tuned_otherwise(x_ptr, z_ptr, stride_x0, N, T, B: tl.constexpr):
     tl.store(z_ptr + tl.program_id(0) * T + j, 2 * x, mask=j < T)
 
 
+@pytest.mark.deep
 def test_other_configurations_are_tried_although_offsets_may_wrap() -> None:
     grid = lambda meta: (meta["N"], triton.cdiv(meta["T"], meta["B"]))  # noqa: E731
     result = check(wrong_when_tuned_otherwise, twice_in_rows, grid=grid, device="cpu")
@@ -125,6 +126,7 @@ def test_what_wraps_and_is_no_offset_is_no_finding() -> None:
     assert not refusals(wraps_on_purpose, twice, blocks)
 
 
+@pytest.mark.deep
 def test_a_check_says_so_and_passes() -> None:
     result = check(by_blocks, twice, grid=blocks, WIDE=False, device="cpu")
     assert result.ok
@@ -168,6 +170,7 @@ def multiplied(spec: Any, how: str | None, lost: int = 0) -> Any:
     return check(multiply, spec, grid=tiles, HOW=how, LOST=lost, device="cpu", stop=True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", [None, "tf32", "ieee"])
 def test_a_product_may_be_in_tf32(how: str | None) -> None:
     result = multiplied(product, how)

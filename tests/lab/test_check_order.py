@@ -205,6 +205,7 @@ def test_races_behind_atomic_operations(function: Any, spec: Any, kind: str) -> 
     assert kind in {finding.kind for finding in result.findings}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("function", [last_adds, locked])
 def test_what_atomic_operations_order_is_right(function: Any) -> None:
     result = check(function, sums)

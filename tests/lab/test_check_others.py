@@ -50,12 +50,14 @@ def _rows(fault: str, **given: Any) -> CheckResult:
     return check(subject, row_sum, **{"stride": lambda sizes: sizes["T"], **given})
 
 
+@pytest.mark.deep
 def test_a_right_cpu_kernel() -> None:
     result = _rows("none")
     assert result.ok, str(result)
     assert "avx512" in result.backend
 
 
+@pytest.mark.deep
 def test_a_cpu_kernel_that_leaves_its_array() -> None:
     result = _rows("none", stride=lambda sizes: sizes["T"] + 1)
     finding = result.findings[0]
@@ -69,6 +71,7 @@ def test_a_cpu_kernel_is_not_for_the_gpu() -> None:
         _rows("none", device="cuda")
 
 
+@pytest.mark.deep
 def test_items_of_a_cpu_kernel_that_race() -> None:
     assert {"write-conflict", "unwritten"} <= set(_rows("race").kinds)
 
@@ -141,6 +144,8 @@ NEVER_ZEROED = THROUGH_SHARED.replace("    partial[t] = 0\n", "")
 ATOMIC_ADD = "cuda.atomic.add(z, cuda.blockIdx.x, x[cuda.blockIdx.x, j])"
 
 
+@pytest.mark.drawn(5)
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("body", "form", "finds"),
     [
@@ -195,6 +200,7 @@ def grid(meta):
 """
 
 
+@pytest.mark.deep
 def test_the_command_and_its_exit_codes(tmp_path: Path) -> None:
     file, report = tmp_path / "mine.py", tmp_path / "report.json"
     run = CliRunner().invoke
@@ -211,6 +217,7 @@ def test_the_command_and_its_exit_codes(tmp_path: Path) -> None:
     assert (named.exit_code, "add_constant_kernel" in named.output) == (0, True)
 
 
+@pytest.mark.deep("text7-line 15: AttributeError")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -274,6 +281,7 @@ def grid(meta):
 """
 
 
+@pytest.mark.deep
 def test_numba_multiplies_short_integers_in_64_bits(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "kernel.py"

@@ -126,6 +126,7 @@ def test_an_address_from_undefined_lanes() -> None:
     assert result.kinds == ("undefined-lanes",), str(result)
 
 
+@pytest.mark.deep
 def test_what_is_masked_again_is_right() -> None:
     assert checked(masked_again, totals)
     assert check(gather, indexed, grid=blocks, device="cpu", stop=True)
@@ -146,6 +147,7 @@ def first_three(x_ptr, z_ptr, N, T, CHOOSE: tl.constexpr, B: tl.constexpr):
     tl.store(z_ptr + tl.program_id(0), tl.sum(x, axis=0))
 
 
+@pytest.mark.deep
 def test_a_nan_from_beside_is_an_error() -> None:
     assert checked(first_three, of_first_three, CHOOSE=False).kinds == ("nan-leak",)
     right = checked(first_three, of_first_three, CHOOSE=True)
@@ -186,6 +188,7 @@ def largest_by_place(x_ptr, z_ptr, N, T, B: tl.constexpr):
     tl.store(z_ptr + tl.program_id(0), tl.maximum(largest, 0.0))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("kernel", "spec", "given"),
     [
@@ -250,6 +253,7 @@ def multiplied(x: Float32[np.ndarray, "N T"]) -> Float32[np.ndarray, "N"]:
     return np.prod(x, axis=1)
 
 
+@pytest.mark.deep
 def test_scans_and_reductions_by_a_function() -> None:
     spec = operation(exercise={"N": 5, "T": 40}, summed=("T",), excludes=("largest", "huge"))(
         recurred
@@ -294,6 +298,7 @@ def loss_of_rows(x_ptr, label_ptr, z_ptr, N, T, SHIFT: tl.constexpr, B: tl.const
 losses = operation(ranges={"label": (0, "T")})(cross_entropy)
 
 
+@pytest.mark.deep
 def test_what_float32_cannot_keep_is_no_fault() -> None:
     assert check(gelu_by_erf, gelu, grid=blocks, HALF=0.5, device="cpu")
     assert checked(loss_of_rows, losses, SHIFT=0.0)
@@ -316,6 +321,7 @@ def cancels(x_ptr, z_ptr, N, B: tl.constexpr):
     tl.store(z_ptr + i, (x * 1.1 - x) - 0.1 * x, mask=i < N)
 
 
+@pytest.mark.deep
 def test_where_terms_cancel_in_the_kernel_slack_is_named() -> None:
     assert "slack=" in check(cancels, by_halves, grid=blocks, device="cpu").findings[0].message
     kept = operation(slack=lambda case, x: 8 * 2.0**-24 * np.abs(x))(by_halves)
@@ -396,6 +402,7 @@ def exponential(x: Float32[np.ndarray, "N"]) -> Float32[np.ndarray, "N"]:
     return np.exp(x)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("function", "spec"), [(_positive, positive), (tl.exp, exponential)], ids=["helper", "exp"]
 )
@@ -444,12 +451,14 @@ def subtracted_at_the_end(x_ptr, z_ptr, N, T, B: tl.constexpr):
     tl.store(z_ptr + tl.program_id(0), total - tl.load(row + T - 1))
 
 
+@pytest.mark.deep
 def test_the_largest_may_come_in_a_later_block() -> None:
     result = check(softmax_by_the_first_block, softmax, grid=rows, B=32, device="cpu", stop=True)
     assert result.kinds == ("wrong-values",), str(result)
     assert result.findings[0].fill == "rising"
 
 
+@pytest.mark.deep
 def test_what_cancels_among_large_numbers_is_a_warning() -> None:
     result = checked(subtracted_at_the_end, below_the_sum)
     assert result.ok, str(result)

@@ -202,6 +202,7 @@ def not_above_zero(x_ptr, z_ptr, N, B: tl.constexpr):
     tl.store(z_ptr + i, (x <= 0.0) == 0, mask=i < N)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("kernel", "spec", "grid", "fill"),
     [
@@ -221,6 +222,7 @@ def test_a_lost_special_value_is_an_error(kernel: Any, spec: Any, grid: Any, fil
     assert result.findings[0].fill == fill
 
 
+@pytest.mark.deep
 def test_a_maximum_may_drop_a_nan_and_says_so() -> None:
     result = check(maximum_without_nan, largest_of_row, grid=rows, device="cpu")
     assert result.ok, str(result)
@@ -263,6 +265,7 @@ def relu_of_product(x_ptr, y_ptr, z_ptr, N0, N1, B0: tl.constexpr, B1: tl.conste
     tl.store(z_ptr + j[:, None] * N0 + i[None, :], z, mask=inside)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("kernel", "spec", "grid"),
     [

@@ -34,6 +34,7 @@ def rows(meta: dict[str, Any]) -> tuple[int]:
     return (meta["N"],)
 
 
+@pytest.mark.deep
 def test_a_reference_is_given_sizes() -> None:
     assert check(ramp_rows, ramp, grid=rows, FIRST=0, device="cpu", stop=True)
 
@@ -66,6 +67,7 @@ def sum_of_rows(x_ptr, z_ptr, N, T, EARLY: tl.constexpr, B: tl.constexpr):
         tl.store(z_ptr + tl.program_id(0), tl.sum(total, axis=0))
 
 
+@pytest.mark.deep
 def test_size_0_is_tried_where_a_specification_has_it() -> None:
     assert check(sum_of_rows, totals, grid=rows, EARLY=False, device="cpu", stop=True)
     result = check(sum_of_rows, totals, grid=rows, EARLY=True, device="cpu", stop=True)
@@ -103,6 +105,7 @@ def parts(meta: dict[str, Any]) -> tuple[int, int]:
 PARTS = Scratch("float32", "N (T+B-1)//B")
 
 
+@pytest.mark.deep
 def test_memory_of_a_kernels_own() -> None:
     given = {"parts_ptr": PARTS, "count_ptr": Scratch("int32", "N", initial=0)}
     result = check(last_one_adds, sums, grid=parts, device="cpu", stop=True, **given)

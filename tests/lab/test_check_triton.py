@@ -46,6 +46,15 @@ def test_every_operation_has_a_teaching_kernel() -> None:
     assert list(teaching_kernels()) == [operation.name for operation in EXERCISES]
 
 
+@pytest.mark.deep(
+    "long_*",
+    "*_blocks",
+    "*_relu*",
+    "flash_attention",
+    "batched_matmul",
+    "quantized_matmul",
+    "conv2d",
+)
 @pytest.mark.parametrize("operation", EXERCISES, ids=str)
 def test_teaching_kernels_are_right(operation: Operation) -> None:
     kernel = teaching_kernels()[operation.name]
@@ -54,6 +63,7 @@ def test_teaching_kernels_are_right(operation: Operation) -> None:
     assert result.cases >= 19
 
 
+@pytest.mark.deep
 def test_a_finding_says_where_and_what() -> None:
     result = check(read_past_the_end, exercises.add_constant_blocks, grid=blocks, device="cpu")
     (finding,) = result.findings
@@ -70,6 +80,7 @@ def test_a_finding_says_where_and_what() -> None:
     assert "reads outside of a tensor" in result._repr_html_()
 
 
+@pytest.mark.deep
 def test_wrong_values_name_the_element_and_its_program() -> None:
     @triton.jit
     def wrong_from_100_on(x_ptr, z_ptr, N0, B0: tl.constexpr):
@@ -87,6 +98,7 @@ def test_wrong_values_name_the_element_and_its_program() -> None:
     assert abs(finding.expected - 10) < 10
 
 
+@pytest.mark.deep
 def test_a_load_that_relies_on_masked_lanes_is_an_error() -> None:
     @triton.jit
     def total(x_ptr, z_ptr, N0, T, B1: tl.constexpr):
@@ -104,6 +116,7 @@ def test_a_load_that_relies_on_masked_lanes_is_an_error() -> None:
     assert "tl.load" in Path(place.file).read_text().splitlines()[place.line - 1]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", [Float16, BFloat16, Int32], ids=lambda d: d.dtypes[0])
 def test_other_dtypes(dtype: Any) -> None:
     def twice(x):
@@ -243,6 +256,7 @@ def _language() -> list[Any]:
     return [tl.load, tl.sum, tl.core.load, tl.math.exp2, tl.tensor.sum, index]
 
 
+@pytest.mark.deep
 def test_the_process_is_left_as_it_was() -> None:
     before = _language()
     check(add, exercises.add_constant_blocks, grid=blocks, device="cpu")
@@ -260,6 +274,7 @@ def read_either(x_ptr, y_ptr, z_ptr, N0, B0: tl.constexpr):
     tl.store(z_ptr + i, tl.load(pointers, mask=i < N0), mask=i < N0)
 
 
+@pytest.mark.deep
 def test_lanes_of_one_load_may_be_of_two_tensors() -> None:
     def either(
         x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N0"]
@@ -278,6 +293,7 @@ def add_step(x_ptr, z_ptr, N0, B0: tl.constexpr):
     tl.store(z_ptr + i, tl.load(x_ptr + i, mask=i < N0) + STEP, mask=i < N0)
 
 
+@pytest.mark.deep
 def test_a_text_is_read_once_and_sees_globals_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     read, rewrite = list[str](), interpreter.FunctionRewriter.rewrite_ast
 
@@ -312,6 +328,7 @@ def test_a_version_that_is_another_one_inside_gives_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.deep
 def test_under_triton_interpret() -> None:
     code = (
         "from lowbit_lab import check; from lowbit.kernels.triton.registry import teaching_kernels;"

@@ -370,6 +370,7 @@ def gpu_compilers() -> bool:
     return True
 
 
+@pytest.mark.deep
 def test_every_planted_fault_is_named_with_its_line() -> None:
     if not gpu_compilers():
         pytest.skip("NVVM or NVRTC is not installed")

@@ -87,6 +87,7 @@ def grid(size):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("language", "launch", "kernel"),
     [
@@ -205,6 +206,7 @@ def test_a_name_is_replaced_where_it_is_defined(name: str) -> None:
     assert bare_lines(c) == [c[0], c[1].replace(f" {name}(", " kernel(", 1), *c[2:]]
 
 
+@pytest.mark.deep
 def test_a_change_quotes_the_text(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "variants.py"
@@ -291,6 +293,7 @@ def _line(text: str, part: str) -> int:
     return next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
 
 
+@pytest.mark.deep
 def test_errors_of_triton_are_whole_and_have_the_line_of_the_file(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     file = tmp_path / "variants.py"
@@ -340,6 +343,7 @@ def wrong(x, z):
 )
 
 
+@pytest.mark.deep
 def test_errors_of_numba_are_whole_and_plain(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "variants.py"
@@ -395,6 +399,7 @@ def test_a_verdict_names_what_was_compared(result: np.ndarray, ok: bool | None, 
     assert alone.endswith("(nothing was compared)")
 
 
+@pytest.mark.deep
 def test_threads_without_elements_are_named(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     file = tmp_path / "variants.py"
@@ -416,6 +421,7 @@ def test_threads_without_elements_are_named(tmp_path: Path) -> None:
     assert "num_warps=2 is enough" in idle["32 warps"][0]
 
 
+@pytest.mark.deep
 def test_packages_that_do_not_fit_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

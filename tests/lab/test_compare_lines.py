@@ -118,6 +118,7 @@ def least_twice(x, y, z, K, B: tl.constexpr):
 """
 
 
+@pytest.mark.deep
 def test_loads_and_stores_of_triton_have_the_lines_of_their_calls(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     file = tmp_path / "variants.py"
@@ -186,6 +187,7 @@ def held(x, z, N, B: tl.constexpr):
 """
 
 
+@pytest.mark.deep
 def test_a_spill_has_the_line_of_a_statement_or_none(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     file = tmp_path / "variants.py"

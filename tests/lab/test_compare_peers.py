@@ -126,6 +126,9 @@ base = "numpy", "plain"
 """
 
 
+deep_fixtures = ("found",)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Result:
     file = tmp_path_factory.mktemp("compared") / "variants.py"
@@ -133,6 +136,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return compare(file, limits=Limits(noise=0.5, seconds=0.2))
 
 
+@pytest.mark.deep
 def test_what_a_variant_arranges_is_judged_as_the_operation(found: Result) -> None:
     checked = {one.name: one.checked.ok for one in found.variants}
     assert checked == {
@@ -189,6 +193,7 @@ def test_the_table_shows_all_of_it(found: Result) -> None:
     assert "Here stands more" not in text
 
 
+@pytest.mark.deep
 def test_without_a_specification_operands_are_arranged_too(tmp_path: Path) -> None:
     file = tmp_path / "variants.py"
     file.write_text("""
@@ -239,6 +244,7 @@ base = "of_tensors"
 """
 
 
+@pytest.mark.deep
 def test_what_runs_on_a_gpu_is_checked_and_timed_on_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -260,6 +260,7 @@ def printed(x, z):
 """
 
 
+@pytest.mark.deep
 def test_numba_runs_warp_functions_without_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     try:

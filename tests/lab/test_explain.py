@@ -83,6 +83,7 @@ def test_sizes_follow_from_layout_and_blocking(found: Explanation) -> None:
     assert cut.threads == 1
 
 
+@pytest.mark.deep
 def test_rows_in_place_are_told() -> None:
     found = explain_gemm("70x100:100x8", "u8:s8:s32", threads=1)
     assert found.left is None

@@ -25,6 +25,7 @@ def _names(known: list[Any]) -> list[str]:
     return [function.__name__ for function, *_ in known]
 
 
+@pytest.mark.deep("forgets_contiguous")
 @pytest.mark.parametrize(("function", "spec", "finds", "kernel"), WRONG, ids=_names(WRONG))
 def test_a_wrong_function_is_caught_and_named(
     function: Callable[..., Any], spec: Operation, finds: str, kernel: str | None
@@ -41,6 +42,7 @@ def test_a_wrong_function_is_caught_and_named(
     assert kernel is None or kernel in str(result)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("function", "spec", "warnings"), UNUSUAL, ids=_names(UNUSUAL))
 def test_an_unusual_function_passes(
     function: Callable[..., Any], spec: Operation, warnings: tuple[str, ...]

@@ -31,6 +31,16 @@ def test_there_are_enough() -> None:
     assert len(UNUSUAL) >= 8
 
 
+@pytest.mark.deep(
+    "adds_again_when_tuned-tuned-twice",
+    "attention_pads_keys_with_infinity-wrong-values",
+    "changed_in_place_when_tuned-tuned-twice",
+    "inner_stride_of_the_second_block-out-of-bounds-load",
+    "number_becomes_a_block-not-compiled",
+    "offsets_of_16_bits-unwritten",
+    "wrong_in_two_blocks_when_tuned_otherwise-block-sizes",
+    "wrong_when_tuned_otherwise-block-sizes",
+)
 @pytest.mark.parametrize(("kernel", "wanted", "finds", "line"), WRONG, ids=_names(WRONG))
 def test_a_wrong_kernel_is_caught_and_named(
     kernel: Any, wanted: Mapping[str, Any], finds: str, line: str | None
@@ -51,6 +61,8 @@ def test_a_wrong_kernel_is_caught_and_named(
         assert any(line in text for text in shown), shown
 
 
+@pytest.mark.drawn(12)
+@pytest.mark.deep
 @pytest.mark.parametrize(("kernel", "wanted", "warnings"), UNUSUAL, ids=_names(UNUSUAL))
 def test_an_unusual_kernel_passes(
     kernel: Any, wanted: Mapping[str, Any], warnings: tuple[str, ...]

@@ -90,6 +90,9 @@ def _sizes_of_exercise(operation: Operation) -> dict[str, int]:
     return {**sizes, **blocks}
 
 
+@pytest.mark.deep(
+    "quantized_matmul", "flash_attention", "conv2d", "long_softmax", "batched_matmul", "outer_add"
+)
 @every_exercise
 def test_the_file_with_the_teaching_kernel_in_it_is_right(
     exercise: Exercise, tmp_path: Path
@@ -129,6 +132,7 @@ def test_the_empty_file_fails_with_a_readable_message() -> None:
     assert "lowbit learn 2 --hint" in out
 
 
+@pytest.mark.deep
 def test_from_start_to_solution() -> None:
     path = Path("02_add_constant_blocks.py")
     code, out, _ = learn("2", "--start")
@@ -184,6 +188,7 @@ def test_a_page_that_cannot_be_written_is_no_failure() -> None:
     assert "no view: " in out
 
 
+@pytest.mark.deep
 def test_the_file_is_found_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +205,7 @@ def test_the_file_is_found_from_another_folder(
     assert learn("1")[0] == 0
 
 
+@pytest.mark.deep
 def test_a_file_that_was_moved_is_known_where_it_was_checked_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +219,7 @@ def test_a_file_that_was_moved_is_known_where_it_was_checked_last(
     assert learn("1")[0] == 0
 
 
+@pytest.mark.deep
 def test_the_working_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learn("1", "--start")
     solve(EXERCISES[0], Path("01_add_constant.py"))
@@ -290,6 +297,7 @@ def test_a_file_that_cannot_be_checked_is_one_line(old: str, new: str, message: 
     assert path.name in said or "N7" in said or "grid()" in said
 
 
+@pytest.mark.deep
 def test_a_changed_specification_changes_nothing() -> None:
     learn("1", "--start")
     path = Path("01_add_constant.py")
@@ -412,6 +420,10 @@ def _elsewhere(setup: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.deep(
+    "*-import triton; triton.__version__ = '4.1.0'-*",
+    "*-import triton.runtime.interpreter as i; del i._implicit_cvt-*",
+)
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
@@ -443,6 +455,7 @@ def test_another_triton_is_one_line(setup: str, message: str, command: list[str]
     assert message in done.stderr
 
 
+@pytest.mark.deep("command1")
 @pytest.mark.parametrize("command", [["learn"], ["view", "long_sum"]])
 def test_a_missing_package_is_one_line(command: list[str]) -> None:
     done = _elsewhere("sys.modules['jaxtyping'] = None", *command)
@@ -452,6 +465,7 @@ def test_a_missing_package_is_one_line(command: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.deep
 def test_lessons_need_no_triton() -> None:
     hidden = "sys.modules['triton'] = None"
     assert _elsewhere(hidden, "learn").returncode == 0

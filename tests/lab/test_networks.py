@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -59,6 +60,16 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+deep_fixtures = ("quantized",)
+
+
+@pytest.fixture(scope="module")
+def quantized(folder: Path) -> str:
+    """What is printed while a network is quantized into the folder int8."""
+    with contextlib.chdir(folder):
+        return _run("quantize", "tiny_of_tests:pair", "--data", "random", "--out", "int8")
+
+
 def _run(*arguments: str) -> str:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
@@ -71,9 +82,8 @@ def _fails(*arguments: str) -> str:
     return done.output
 
 
-def test_a_function_is_quantized_run_and_reported_on(here: Path) -> None:
-    told = _run("quantize", "tiny_of_tests:pair", "--data", "random", "--out", "int8")
-    assert "Conv int8" in told
+def test_a_function_is_quantized_run_and_reported_on(here: Path, quantized: str) -> None:
+    assert "Conv int8" in quantized
     found = json.loads((here / "int8" / "report.json").read_text())
     assert [row["choice"] for row in found["layers"] if "choice" in row] == ["int8", "int8"]
     assert all(20 < row["sqnr_db"] < 100 for row in found["layers"] if "choice" in row)
@@ -95,6 +105,7 @@ def test_a_function_is_quantized_run_and_reported_on(here: Path) -> None:
     assert json.loads(Path("again.json").read_text()) == found
 
 
+@pytest.mark.usefixtures("quantized")
 def test_a_page_loads_nothing_and_holds_all(here: Path) -> None:
     found = report.read(here / "int8") | {"name": "<tiny>"}
     text = lab_page.page(f"{found['name']}, quantized", report.text(found))
@@ -105,6 +116,7 @@ def test_a_page_loads_nothing_and_holds_all(here: Path) -> None:
     assert text.count("<tr>") == sum(1 + len(one.lines) for one in report.sections(found))
 
 
+@pytest.mark.usefixtures("quantized")
 def test_times_of_a_record_are_taken_in(here: Path) -> None:
     found = report.read(here / "int8")
     row = {
@@ -122,6 +134,7 @@ def test_times_of_a_record_are_taken_in(here: Path) -> None:
         report.with_latency(found, {"suite": "networks", "benchmarks": []})
 
 
+@pytest.mark.deep
 def test_data_of_a_file(here: Path) -> None:
     np.save("twenty.npy", np.ones((20, 3, 12, 12), np.float32))
     found = source.find("tiny_of_tests:network", "twenty.npy")
@@ -161,6 +174,7 @@ class Judged(Model):
         return classified(run(x), np.zeros(limit, int), reference(x) if reference else None)
 
 
+@pytest.mark.deep
 def test_accuracy_is_measured_where_it_can_be(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "get", lambda name: Judged())
     told = _run("quantize", "judged", "--samples", "40", "--out", "judged")
@@ -220,6 +234,7 @@ def test_a_saved_graph_runs(tmp_path: Path) -> None:
     assert "v0: float32 [1, 5]" in _run("run", str(tmp_path / "net.safetensors"))
 
 
+@pytest.mark.usefixtures("quantized")
 def test_what_is_wrong_is_said_in_a_line(here: Path) -> None:
     for what, text in (
         (("quantize", "tiny_of_tests:network", "--data", "random"), "says no inputs"),

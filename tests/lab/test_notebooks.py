@@ -29,6 +29,7 @@ def code_of(made: Any) -> list[str]:
     return [cell.source for cell in made.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.deep
 def test_there_is_a_notebook_for_each_exercise(tmp_path: Path) -> None:
     paths = write_notebooks(tmp_path / "course")
     assert [path.name for path in paths] == [f"{one.stem}.ipynb" for one in course]
@@ -74,6 +75,7 @@ def run(made: Any, body: str, folder: Path) -> Any:
     return made
 
 
+@pytest.mark.deep
 def test_a_notebook_with_a_wrong_and_with_a_right_kernel(tmp_path: Path) -> None:
     exercise = find("2")
     right = teaching(exercise).body
@@ -101,6 +103,7 @@ def test_a_kernel_is_held_against_the_exercise(tmp_path: Path) -> None:
     assert check_exercise("add_constant", mine.kernel, mine.grid)
 
 
+@pytest.mark.deep
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

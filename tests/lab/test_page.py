@@ -75,6 +75,7 @@ def test_charts_of_a_record_follow_what_it_holds() -> None:
     ]
 
 
+@pytest.mark.deep
 def test_a_record_is_shown_again(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     kept = Path(__file__).parent.parent.parent / "docs" / "records" / "zen4-ladder.json"

@@ -232,6 +232,7 @@ def split(z_ptr, N, B: tl.constexpr):
     tl.store(z_ptr + left, right)
 
 
+@pytest.mark.deep
 def test_what_is_not_understood_is_not_proved() -> None:
     with watch() as log:
         very_long[(1,)](torch.zeros(8, dtype=torch.int32), 8, B=8)
@@ -304,6 +305,7 @@ def test_teaching_kernels_stay_in_bounds_at_all_sizes(name: str) -> None:
     }
 
 
+@pytest.mark.deep
 def test_what_leaves_a_tensor_is_never_proved() -> None:
     found = 0
     for kernel, wanted, finds, *_ in WRONG:
@@ -314,6 +316,7 @@ def test_what_leaves_a_tensor_is_never_proved() -> None:
     assert found >= 8
 
 
+@pytest.mark.deep
 def test_what_stays_in_bounds_is_never_said_to_leave() -> None:
     proved = 0
     for kernel, wanted, *_ in UNUSUAL:
@@ -334,6 +337,7 @@ def wrong_at_one_size(x_ptr, z_ptr, N0, B0: tl.constexpr):
     tl.store(z_ptr + i, x + 10.0, mask=i < N0)
 
 
+@pytest.mark.deep
 def test_a_size_that_no_case_has_is_found_and_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def tried() -> Any:
         grid = lambda meta: triton.cdiv(meta["N0"], meta["B0"])  # noqa: E731

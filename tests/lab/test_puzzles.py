@@ -50,6 +50,14 @@ def test_there_are_twelve() -> None:
     assert [path.stem for path in RIGHT] == list(SIZES)
 
 
+@pytest.mark.deep(
+    "09_flash_attention",
+    "11_matrix_product",
+    "08_long_softmax",
+    "12_quantized_product",
+    "10_convolution",
+    "06_backward",
+)
 @pytest.mark.parametrize("path", RIGHT, ids=lambda path: path.stem)
 def test_a_solution_is_right(path: Path) -> None:
     request = request_of_file(path)
@@ -63,6 +71,7 @@ def test_a_solution_is_right(path: Path) -> None:
     assert result.ok, str(result)
 
 
+@pytest.mark.deep("09_*", "1*_*")
 @pytest.mark.parametrize("path", RIGHT, ids=lambda path: path.stem)
 def test_a_wrong_solution_is_wrong(path: Path) -> None:
     result = check_file(path.with_stem(f"{path.stem}_wrong"), "cpu", stop=True)
@@ -133,6 +142,7 @@ def of_a_vector(x_ptr, output_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
     tl.store(output_ptr + at, x + x, mask=at < n_elements)
 
 
+@pytest.mark.deep
 def test_of_vectors_any_names_will_do() -> None:
     result = check(of_a_vector, doubled, device="cpu")
     assert result.ok, str(result)
@@ -159,6 +169,7 @@ def doubled_96(x: Float32[Tensor, "96"]) -> Float32[Tensor, "96"]:
     return 2 * x
 
 
+@pytest.mark.deep
 def test_a_number_that_its_block_divides_stays_so() -> None:
     assert check(without_masks, doubled_32, device="cpu")
     result = check(blocks_without_masks, doubled_96, device="cpu", stop=True)
@@ -168,6 +179,7 @@ def test_a_number_that_its_block_divides_stays_so() -> None:
     assert not check(blocks_without_masks, doubled, device="cpu", stop=True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("spec", [doubled, doubled_any])
 def test_no_grid_is_needed_from_python_either(spec: Any) -> None:
     result = check(by_a_helper, spec, device="cpu")

@@ -85,6 +85,7 @@ def test_each_result_is_an_operation() -> None:
     assert second.reference(x).tolist() == [1, 3]
 
 
+@pytest.mark.deep
 def test_a_kernel_that_writes_both_is_right_and_proved() -> None:
     result = few(of_rows, ends, each_row, PAD=float("inf"))
     assert result.ok, str(result)
@@ -93,6 +94,7 @@ def test_a_kernel_that_writes_both_is_right_and_proved() -> None:
     assert all(said.endswith("proved") for said in result.bounds.values()), result.bounds
 
 
+@pytest.mark.deep
 def test_the_second_may_be_what_is_wrong() -> None:
     result = check(of_rows, ends, grid=each_row, device="cpu", stop=True, PAD=0.0)
     assert not result.ok
@@ -119,6 +121,7 @@ def launched(x: Tensor) -> tuple[Tensor, Tensor]:
     return high, low
 
 
+@pytest.mark.deep
 def test_functions_return_them_in_order() -> None:
     result = few(launched, ends)
     assert result.ok, str(result)

@@ -79,6 +79,15 @@ def right(one: Variant, problem: Problem, path: Path) -> None:
         np.testing.assert_array_equal(arrays[name], old)
 
 
+@pytest.mark.deep(
+    "narrow_sums",
+    "int8_split_bytes",
+    "float32_packed",
+    "int8_register_tile",
+    "int8_packed_pairs",
+    "unpacked_tile",
+    "widened_tile",
+)
 @pytest.mark.parametrize(("name", "one"), EVERY)
 def test_compiled(name: str, one: Variant) -> None:
     """At the ends of the range too, where sums of 16 bits and pairs of bytes saturate."""
@@ -91,6 +100,7 @@ def test_compiled(name: str, one: Variant) -> None:
             right(each, Problem({"M": 3, "N": 5, "K": 2048}, operation, fill=fill), path)
 
 
+@pytest.mark.deep("*-avx2", "*-generic", "int8_split_bytes-*", "*-avx2_vnni")
 @pytest.mark.parametrize("one", CLAIMS)
 def test_interpreted(one: Variant) -> None:
     """Every access is checked, on sets that this machine need not have."""
@@ -138,6 +148,7 @@ def test_each_has_an_idea_and_says_what_it_moves(name: str) -> None:
 SMALL = {"M": 9, "N": 33, "K": 70}
 
 
+@pytest.mark.deep
 def test_times_stand_beside_errors_and_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a step that is written for no set that runs here is left out, with the reason."""
     pytest.importorskip("threadpoolctl")
@@ -168,6 +179,7 @@ def test_times_stand_beside_errors_and_the_peak(monkeypatch: pytest.MonkeyPatch)
             assert middle < 1
 
 
+@pytest.mark.deep
 def test_command(tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     options = ["--shape", "M=9,N=33,K=70", "--no-peers", "--time-limit", "0.2", "--json", str(file)]
@@ -218,6 +230,7 @@ for one in file.variants[:4]:
 """
 
 
+@pytest.mark.deep
 def test_threads_of_a_gpu_are_simulated() -> None:
     pytest.importorskip("triton")
     environment = {
@@ -240,6 +253,7 @@ def has(name: str) -> bool:
     return True
 
 
+@pytest.mark.deep
 def test_steps_of_a_gpu_are_right_and_compiled_as_meant() -> None:
     """For a GPU that is not here, with what each step is about."""
     pytest.importorskip("triton")

@@ -66,6 +66,7 @@ def _whole(sizes: Any) -> int:
     return triton.next_power_of_2(sizes["T"])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shift", [True, False])
 def test_softmax(shift: bool) -> None:
     result = check(softmax_kernel, softmax, grid=_rows, B=_whole, SHIFT=shift, device="cpu")
@@ -76,5 +77,6 @@ def test_fixed_sizes_are_one_case() -> None:
     assert check(sum_kernel, gathered, grid=4, T=200, device="cpu")
 
 
+@pytest.mark.deep
 def test_places() -> None:
     assert check(places_kernel, places, grid=_rows, B=_whole, device="cpu")

@@ -45,6 +45,9 @@ def _short() -> object:
         yield
 
 
+deep_fixtures = ("product",)
+
+
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """lowbit's own product: code that was made at run time, and has no symbols."""
@@ -53,6 +56,7 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return run.trace(str(file), seconds=1.0)
 
 
+@pytest.mark.deep
 def test_the_hot_loop_of_generated_code_is_found(product: Trace) -> None:
     assert product.samples >= 20
     hot = product.loops[0]
@@ -132,6 +136,7 @@ def test_the_command(product: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert ended.stderr == "lowbit: it ended its process\n"
 
 
+@pytest.mark.deep
 def test_a_librarys_operator_by_name() -> None:
     found = run.trace("numpy:matmul 256x256:256x256", seconds=0.5)
     assert found.multiply_adds == 256**3

@@ -250,6 +250,7 @@ def run():
 """
 
 
+@pytest.mark.deep
 def test_a_straight_kernel_that_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(run, "SAMPLES", 60)

@@ -284,6 +284,7 @@ constants = {"threads": 8}
 """
 
 
+@pytest.mark.deep
 def test_threads_of_a_numba_kernel(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "mine.py"
@@ -301,6 +302,7 @@ def test_threads_of_a_numba_kernel(tmp_path: Path) -> None:
     assert "<iframe" in result._repr_html_()
 
 
+@pytest.mark.deep
 def test_a_check_shows_itself_with_the_view() -> None:
     result = check(add_beyond, exercises.add_constant_blocks, grid=blocks, device="cpu")
     assert result.viewer is not None

@@ -295,6 +295,7 @@ def test_no_page_is_wider_than_its_window(browser: Browser, tmp_path: Path) -> N
     browser.call("Emulation.clearDeviceMetricsOverride")
 
 
+@pytest.mark.deep
 def test_registers_and_tiles(browser: Browser, tmp_path: Path) -> None:
     data = view_named("product:amx", {"M": 3, "N": 16, "K": 64})
     events = data.data["events"]
@@ -326,6 +327,7 @@ def test_registers_and_tiles(browser: Browser, tmp_path: Path) -> None:
     assert browser.thrown() == []
 
 
+@pytest.mark.deep
 def test_the_page_loads_nothing_and_fits_a_frame(browser: Browser, tmp_path: Path) -> None:
     seen = softmax_view()
     page = tmp_path / "notebook.html"

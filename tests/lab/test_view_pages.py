@@ -89,6 +89,7 @@ def test_a_wrong_element_is_red_and_beside_what_was_expected(
     assert text(browser, "compared").startswith(f"computed {z['after'][0]} · expected ")
 
 
+@pytest.mark.deep
 def test_numbers_of_a_program_and_costs_of_lines(browser: Browser, tmp_path: Path) -> None:
     sizes = {"N0": 3, "T": 40}
     seen = view(sums_without_the_first, exercises.long_sum, grid=lambda m: m["N0"], sizes=sizes)
@@ -112,6 +113,7 @@ def test_numbers_of_a_program_and_costs_of_lines(browser: Browser, tmp_path: Pat
     assert browser.thrown() == []
 
 
+@pytest.mark.deep
 def test_both_sides_of_a_race(browser: Browser, tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "race.py"

@@ -54,6 +54,7 @@ def written(tmp_path: Path, **parts: str) -> Path:
     return file
 
 
+@pytest.mark.deep
 def test_a_file_opens_at_sizes_that_fail_made_smaller(tmp_path: Path) -> None:
     # Right where rows have 40 elements, as the exercise's do.
     data = view_failing(written(tmp_path, last="tl.minimum(T, 70)")).data
@@ -63,6 +64,7 @@ def test_a_file_opens_at_sizes_that_fail_made_smaller(tmp_path: Path) -> None:
     assert "elements never written. These are smaller sizes at which" in data["notes"][0]
 
 
+@pytest.mark.deep
 def test_a_file_opens_at_the_layout_that_fails(tmp_path: Path) -> None:
     file = written(tmp_path, stride="T")
     data = view_failing(file).data
@@ -81,6 +83,7 @@ def test_a_file_opens_at_the_layout_that_fails(tmp_path: Path) -> None:
     assert seen["findings"] == []
 
 
+@pytest.mark.deep
 def test_a_file_that_is_right_opens_at_the_exercise(tmp_path: Path) -> None:
     data = view_failing(written(tmp_path)).data
     assert (data["sizes"], data["findings"], data["notes"]) == ({"N0": 40, "T": 40}, [], [])
@@ -200,6 +203,7 @@ def test_variables_by_step() -> None:
         assert np.isclose(held(data, first[1])["total"][0], sums[0], rtol=1e-5)
 
 
+@pytest.mark.deep
 def test_a_missing_barrier(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "mine.py"
@@ -222,6 +226,7 @@ def test_a_missing_barrier(tmp_path: Path) -> None:
     assert data["programs"][other["program"]] != race["program"]
 
 
+@pytest.mark.deep
 def test_shared_arrays_and_warps_of_threads(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     file = tmp_path / "mine.py"

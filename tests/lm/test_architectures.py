@@ -91,6 +91,7 @@ def logits(model, ids):
         return model(torch.tensor([ids])).logits[0].numpy()
 
 
+@pytest.mark.deep("llama")
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_transformers(name, tmp_path):
     model = random_model(name, tmp_path)
@@ -131,6 +132,7 @@ def test_gemma_3_leaves_out_what_is_known():
     np.testing.assert_allclose(d.frequencies(4096)[0][0], 1 / 8)
 
 
+@pytest.mark.deep
 def test_greedy_text_is_that_of_transformers(tmp_path):
     model = random_model("llama", tmp_path)
     ids = [5, 17, 123, 9]
@@ -160,6 +162,7 @@ def test_weights_of_4_bits_are_what_they_stand_for(name, tmp_path):
     assert np.abs(lm.logits(ids) - want).max() <= 1e-4 * np.abs(want).max()
 
 
+@pytest.mark.deep
 def test_eight_bits_are_nearer_than_four(tmp_path):
     model = random_model("llama", tmp_path)
     ids = np.random.default_rng(1).integers(0, 300, 50).tolist()

@@ -29,12 +29,16 @@ def lm():
     )
 
 
+deep_fixtures = ("alone",)
+
+
 @pytest.fixture(scope="module")
 def alone(lm):
     """The texts of the prompts, each by itself."""
     return {prompt: "".join(lm.generate(prompt, max_tokens=12)) for prompt in (*PROMPTS, LONG)}
 
 
+@pytest.mark.deep
 def test_texts_together_are_those_of_each(lm, alone):
     """More than the model has sequences for: some wait."""
     prompts = (*PROMPTS[:2], LONG, *PROMPTS[2:])
@@ -48,6 +52,7 @@ def test_texts_together_are_those_of_each(lm, alone):
     assert sorted(lm._free) == [0, 1, 2, 3]
 
 
+@pytest.mark.deep
 def test_a_common_beginning_is_computed_once(lm):
     """What sequences that ended know is forgotten first, so that it can't serve."""
     system = {"role": "system", "content": f"Answer in a word. {LONG}"}
@@ -64,6 +69,7 @@ def test_a_common_beginning_is_computed_once(lm):
     assert all(shared < one.known_tokens < one.prompt_tokens for one in streams[1:])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("cache", ["bfloat16", "int8"])
 def test_a_copied_beginning_changes_no_bits(cache):
     lm = LanguageModel.load(smollm2(), context=256, sequences=3, cache=cache, threads=2)
@@ -78,6 +84,7 @@ def test_a_copied_beginning_changes_no_bits(cache):
         np.testing.assert_array_equal(second.feed([5]), third.feed([5]))
 
 
+@pytest.mark.deep
 def test_steps_are_shared(lm, alone, monkeypatch):
     counts, step = [], LanguageModel.step
 
@@ -98,6 +105,7 @@ def test_steps_are_shared(lm, alone, monkeypatch):
     assert max(counts) == 2
 
 
+@pytest.mark.deep
 def test_sampling_of_each_prompt(lm):
     ways = [Sampling(temperature=0.9, seed=seed) for seed in (1, 2, 1)]
     prompts = [PROMPTS[0]] * 3
@@ -108,6 +116,7 @@ def test_sampling_of_each_prompt(lm):
     assert ["".join(one) for one in same] == [texts[1]] * 3
 
 
+@pytest.mark.deep
 def test_stops_lengths_and_a_full_context(lm, alone):
     text = alone[PROMPTS[0]]
     with lm.batch() as batch:
@@ -122,6 +131,7 @@ def test_stops_lengths_and_a_full_context(lm, alone):
     assert full_text
 
 
+@pytest.mark.deep
 def test_threads_read_streams_of_one_batch(lm, alone):
     texts = {}
     with lm.batch() as batch:
@@ -170,6 +180,7 @@ def test_an_error_of_one_is_raised_where_it_is_read(lm, alone, monkeypatch):
     assert not list(streams[0])
 
 
+@pytest.mark.deep
 def test_who_leaves_gives_a_sequence_back(lm, alone):
     batch = lm.batch()
     streams = [batch.add(one, max_tokens=12) for one in PROMPTS[:5]]
@@ -201,6 +212,7 @@ def test_others_may_have_all_sequences(lm, alone):
         one.close()
 
 
+@pytest.mark.deep
 def test_arguments_are_checked_before_anything_runs(lm):
     with pytest.raises(ValueError, match=r"prompts\[1\]: the prompt has"):
         lm.generate_many(["a", "a " * 2000])
@@ -214,6 +226,7 @@ def test_arguments_are_checked_before_anything_runs(lm):
     assert len(lm._free) == 4
 
 
+@pytest.mark.deep
 def test_32_sequences():
     lm = LanguageModel.load(
         smollm2(), context=64, sequences=32, activations="float", cache="float32", threads=2
@@ -224,6 +237,7 @@ def test_32_sequences():
         assert texts[number] == "".join(lm.generate(prompts[number], max_tokens=3, raw=True))
 
 
+@pytest.mark.deep
 def test_rows_of_steps_are_those_of_each(lm):
     """Nine sequences take a step of twelve rows, of which the last three are one again."""
     many = LanguageModel.load(smollm2(), context=64, sequences=9, activations="float", threads=2)

@@ -52,6 +52,7 @@ def check(source, target):
     return written
 
 
+@pytest.mark.deep("gemma 2")
 @pytest.mark.parametrize("name", [
     "llama", "gemma 2", "gemma 3 with scaled positions", "phi 3, many positions", "mixtral",
     "qwen 2, experts",
@@ -72,6 +73,7 @@ def test_folders_of_floats(name, tmp_path):
     check(tmp_path / "floats", tmp_path / "out")
 
 
+@pytest.mark.deep("Q5_0", "Q5_1", "Q8_0")
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16"])
 def test_types_of_blocks(kind, tmp_path, monkeypatch):
     """Of all matrices, the table of embeddings among them, which is the head too."""
@@ -92,6 +94,7 @@ def test_types_of_blocks(kind, tmp_path, monkeypatch):
     assert written.notes == {}
 
 
+@pytest.mark.deep("packed, rows")
 @pytest.mark.parametrize("name", [
     "gptq, act-order", "gptq v2, act-order, each its own", "gptq, 8 bits, no groups", "awq",
     "packed, rows", "bytes, zero points", "float8", "bitsandbytes",
@@ -157,6 +160,7 @@ def test_a_description_that_is_damaged(spoil, tmp_path):
         LanguageModel.load(tmp_path / "out")
 
 
+@pytest.mark.deep
 def test_the_tokenizer_of_gguf_comes_along(tmp_path):
     from language_models import smollm2
 

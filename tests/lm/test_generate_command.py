@@ -79,6 +79,7 @@ def test_a_gpu_that_there_is_not():
     assert "PyTorch finds no 'cuda' here" in done.output
 
 
+@pytest.mark.deep
 def test_the_text_is_on_stdout_and_its_speed_on_stderr(model: type[FakeModel]) -> None:
     done = call("generate", "a.gguf", "Colours?", "--threads", "3")
     assert done.exit_code == 0, done.stderr
@@ -121,6 +122,7 @@ def test_json_is_written_beside_the_text_or_alone(tmp_path: Path) -> None:
     assert (found["reason"], found["prompt_tokens"]) == ("stop", 33)
 
 
+@pytest.mark.deep
 def test_several_prompts_are_answered_in_their_order(
     tmp_path: Path, model: type[FakeModel]
 ) -> None:
@@ -216,6 +218,7 @@ def test_ctrl_c_ends_the_text_where_it_is(
     assert done.stdout == "Red, blue\n" * 2
 
 
+@pytest.mark.deep
 def test_a_signal_ends_a_process_with_what_it_has_made() -> None:
     code = (
         "import signal, sys, time, lowbit.lm, test_generate_command as t\n"

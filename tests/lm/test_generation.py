@@ -190,6 +190,7 @@ def test_a_text_that_does_not_repeat_stops_guesses(smollm: Tokenizer) -> None:
             generate(engine_for(smollm), smollm, "Hello", speculate=wrong)
 
 
+@pytest.mark.deep
 def test_what_is_closed_or_let_go_gives_its_memory_back(smollm: Tokenizer) -> None:
     engine = engine_for(smollm)
     stream = generate(engine, smollm, "Hello", raw=True)

@@ -42,12 +42,14 @@ def test_it_answers(lm):
         assert greedy(sequence, sequence.feed(QUESTION), len(ANSWER)) == ANSWER
 
 
+@pytest.mark.deep
 def test_logits_are_those_of_the_files_numbers(exact):
     """Against a Llama that is written out here, on what the package reads."""
     made, want = exact.logits(QUESTION), plain_logits(PATH, QUESTION)
     assert np.linalg.norm(made - want) / np.linalg.norm(want) < 1e-5
 
 
+@pytest.mark.deep
 def test_eight_bits_of_activations_cost_little(lm):
     """With a scale for each group of a token; one for each token is worse."""
     want = plain_logits(PATH, QUESTION)
@@ -59,6 +61,7 @@ def test_eight_bits_of_activations_cost_little(lm):
     assert 2 * errors[0] < errors[1]
 
 
+@pytest.mark.deep
 def test_a_cache_of_bytes_costs_little(exact):
     """In chunks and in steps."""
     lm = LanguageModel.load(PATH, context=64, activations="float", cache="int8")
@@ -107,6 +110,7 @@ def plain_logits(path, ids):
     return norm(x, tensors["output_norm.weight"]) @ tensors["token_embd.weight"].T
 
 
+@pytest.mark.deep
 def test_steps_of_several_sequences_are_those_of_each(lm):
     alone, starts = [], (QUESTION, QUESTION[:5], QUESTION[2:9])
     for ids in starts:
@@ -148,6 +152,7 @@ def test_guesses_do_not_change_the_text(exact, sampling):
     assert guessed.accepted_tokens > 0
 
 
+@pytest.mark.deep
 def test_the_same_seed_draws_the_same_text(lm):
     """Also of a prompt that is known, and in another model of the file."""
     sampling, other = Sampling(temperature=1.5, seed=4), LanguageModel.load(PATH, context=128)

@@ -55,6 +55,7 @@ def errors(folder, target, formats, **more):
     return made
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["llama", "gemma 2", "olmo 2"])
 def test_methods_that_know_the_inputs_are_better(name, tmp_path):
     model(name, tmp_path / "floats")
@@ -87,6 +88,7 @@ def test_the_report(tmp_path):
     assert "lm_head" in config["modules_to_not_convert"]
 
 
+@pytest.mark.deep("format1")
 @pytest.mark.parametrize("format", [
     WeightFormat("int4", 64, "mse", "gptq"), WeightFormat("int8", None, "minmax", "gptq"),
     WeightFormat("int8"), WeightFormat("uint4", 128),
@@ -106,6 +108,7 @@ def test_formats(format, tmp_path):
     assert error < (0.2 if "4" in format.dtype else 0.02)
 
 
+@pytest.mark.deep("format0")
 @pytest.mark.parametrize("format", [W4._replace(method="awq"), WeightFormat("int8")])
 def test_transformers_reads_the_folder(format, tmp_path):
     pytest.importorskip("lowbit.torch.transformers")
@@ -123,6 +126,7 @@ def test_transformers_reads_the_folder(format, tmp_path):
     assert error.max() < 0.02
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["mixtral", "qwen 2, experts", "phi 3 with a window"])
 def test_experts_and_fused_matrices(name, tmp_path):
     model(name, tmp_path / "floats")
@@ -152,6 +156,7 @@ def test_a_gguf_file_of_floats(tmp_path):
     assert np.abs(a - b).max() < 1e-3 * np.abs(b).max()  # an epsilon of float32
 
 
+@pytest.mark.deep
 def test_the_command(tmp_path):
     model("llama", tmp_path / "floats")
     (tmp_path / "text.txt").write_text(TEXT[:4000])

@@ -257,6 +257,7 @@ def test_what_is_read_is_what_the_format_defines(name, tmp_path):
     assert isinstance(checkpoint.matrix("blk.1.ffn_down.weight"), np.ndarray)
 
 
+@pytest.mark.deep("gptq, 8 bits, no groups", "lowbit, 8 bits in groups", "lowbit, rows")
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_the_floats(name, tmp_path):
     model = written(tmp_path, name)
@@ -388,6 +389,7 @@ def test_a_head_that_is_quantized(name, tmp_path):
     assert np.abs(lm.logits(IDS) - want).max() <= 1e-5 * np.abs(want).max()
 
 
+@pytest.mark.deep
 def test_steps_are_the_chunk_with_an_order(tmp_path):
     written(tmp_path, "gptq v2, act-order, each its own")
     lm = LanguageModel.load(tmp_path, cache="float32", threads=2)

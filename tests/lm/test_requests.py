@@ -37,6 +37,7 @@ def sequences_are_given_back(lm):
     assert sorted(lm._free) == [0, 1]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["chunk", "step", "head"])
 @pytest.mark.parametrize("done", [False, True])
 def test_ctrl_c_and_another_request(lm, answer, monkeypatch, name, done):
@@ -59,6 +60,7 @@ def test_ctrl_c_and_another_request(lm, answer, monkeypatch, name, done):
     assert "".join(lm.generate(PROMPT, max_tokens=24)) == answer
 
 
+@pytest.mark.deep
 def test_a_signal_while_the_model_runs() -> None:
     """A process takes SIGINT wherever it is, and answers again."""
     code = (

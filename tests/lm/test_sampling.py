@@ -33,6 +33,7 @@ def probabilities(logits: np.ndarray, how: Sampling, ids: list[int]) -> np.ndarr
     return found / found.sum()
 
 
+@pytest.mark.deep("{'top_p': 0.999}-3000")
 @pytest.mark.parametrize("vocabulary", [1, 2, 50, 3000])
 @pytest.mark.parametrize(
     "fields",
@@ -69,6 +70,7 @@ def test_greedy_takes_the_likeliest(fields: dict[str, Any]) -> None:
     assert sampler.pick(floats(-1, -2), [0]) == (1 if "repeat_penalty" in fields else 0)
 
 
+@pytest.mark.deep
 def test_the_likeliest_of_262144_are_found_without_sorting_all() -> None:
     random = np.random.default_rng(0)
     for top_p, spread in ((0.9, 0.01), (0.5, 3.0), (0.95, 8.0)):

@@ -66,6 +66,7 @@ def compare_with_llama_cpp(path: Path, metadata: dict[str, Any], texts: list[str
     assert ours.ends == ends
 
 
+@pytest.mark.deep("default")
 @pytest.mark.parametrize(
     "name",
     ["default", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "qwen35", "tekken", "gpt-4o",
@@ -110,6 +111,7 @@ def test_smollm_is_what_tokenizers_makes_of_digits_and_bytes(smollm: Tokenizer) 
         assert smollm.encode(text) == other.encode(text).ids, text
 
 
+@pytest.mark.deep
 def test_text_comes_back(smollm: Tokenizer) -> None:
     pieces = Tokenizer.from_gguf(sentence_piece(add_space_prefix=False))
     prefixed = Tokenizer.from_gguf(sentence_piece())
@@ -124,6 +126,7 @@ def test_text_comes_back(smollm: Tokenizer) -> None:
         smollm.decode([-1])
 
 
+@pytest.mark.deep
 def test_a_folder_is_read_as_transformers_reads_it(tmp_path: Path, smollm: Tokenizer) -> None:
     transformers = pytest.importorskip("transformers")
     path = smollm2()

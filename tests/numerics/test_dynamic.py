@@ -44,6 +44,7 @@ def row_by_the_formula(
     return q, scale, zero_point
 
 
+@pytest.mark.deep
 @given(x=rows, symmetric=st.booleans())
 @settings(deadline=None, max_examples=300)
 @example(x=np.array([[LARGEST, -LARGEST, 1.0]], np.float32), symmetric=False)

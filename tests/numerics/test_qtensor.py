@@ -27,6 +27,7 @@ def normal(*shape: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(11).normal(size=shape).astype(np.float32)
 
 
+@pytest.mark.deep
 @given(
     x=hnp.arrays(
         np.float32,

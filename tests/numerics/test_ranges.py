@@ -38,6 +38,7 @@ def squared_errors(x: npt.NDArray[Any], t: QTensor) -> Floats:
     return np.array([found[i] for i in np.ndindex(t.scale.shape)]).reshape(t.scale.shape)
 
 
+@pytest.mark.deep
 @given(
     x=hnp.arrays(
         st.sampled_from([np.float16, np.float32]),

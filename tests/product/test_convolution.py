@@ -138,6 +138,13 @@ def _arguments(case: dict[str, Any]) -> dict[str, Any]:
     return {**chosen, "padding_mode": case.get("mode", "constant")}
 
 
+@pytest.mark.drawn(60)
+@pytest.mark.deep(
+    "short lines-uint8-0-avx2",
+    "whole lines-uint8-0-avx2",
+    "short lines-uint8-0-avx2_vnni",
+    "whole lines-uint8-0-avx2_vnni",
+)
 @pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize(("dtype", "zero_point"), [("uint8", 0), ("uint8", 77), ("int8", -3)])
@@ -170,6 +177,7 @@ def test_transposed(groups: int, isa: str) -> None:
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.deep("*-avx2", "whole lines-*", "long lines-*", "*-avx2_vnni")
 @pytest.mark.pairs
 @pytest.mark.parametrize("isa", ["amx", "avx512_vnni", "avx2"])
 @pytest.mark.parametrize("name", CASES)
@@ -220,6 +228,14 @@ def small_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         one.cache_clear()
 
 
+@pytest.mark.deep(
+    "channels-1-avx2",
+    "channels-1-avx512",
+    "channels-3-avx512",
+    "channels-1-avx2_vnni",
+    "channels-1-amx*",
+    "channels-3-amx*",
+)
 @pytest.mark.usefixtures("small_caches")
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("threads", [1, 3])
@@ -289,6 +305,7 @@ def interpreted(
     return asked.shape
 
 
+@pytest.mark.deep("depthwise that wraps-generic")
 @pytest.mark.parametrize("isa", ["avx512_vnni", "avx2", "generic"])
 @pytest.mark.parametrize("name", [
     name for name, case in CASES.items()
@@ -348,6 +365,7 @@ def _convolutions(draw: st.DrawFn) -> dict[str, Any]:
     return case
 
 
+@pytest.mark.deep
 @settings(max_examples=60, deadline=None)
 @given(
     case=_convolutions(),
@@ -367,6 +385,7 @@ def test_any_convolution(
     np.testing.assert_array_equal(result, _expected(x, weight, zero_point, case))
 
 
+@pytest.mark.deep("int8-1-avx2", "int8-1-avx512", "int8-1-avx2_vnni", "int8-1-amx*")
 @pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("groups", [1, 2, 24])
@@ -421,6 +440,7 @@ def test_as_pytorch_does(transposed: bool, count: int) -> None:
     np.testing.assert_array_equal(result, np.moveaxis(expected.numpy(), 1, -1))
 
 
+@pytest.mark.deep
 def test_long_images_are_served_in_chunks() -> None:
     """Rows that are packed before the products, more than a call takes, and several threads."""
     rng = np.random.default_rng(8)

@@ -66,6 +66,7 @@ def serves(x: np.ndarray, packed: lowbit.PackedConvolution, isa: str | None) -> 
     return prepare_convolution(asked).launches[0].program.name == "winograd"
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.pairs
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("isa", SETS)
@@ -137,6 +138,7 @@ def test_unbounded_sums_are_made_of_bytes(caplog: pytest.LogCaptureFixture) -> N
         np.testing.assert_array_equal(made, expected(x, weight, 0, ((1, 1), (1, 1))))
 
 
+@pytest.mark.deep
 @pytest.mark.pairs
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("isa", SETS)
@@ -170,6 +172,7 @@ def test_what_follows_has_the_bits_of_products(
     np.testing.assert_array_equal(made, run())
 
 
+@pytest.mark.deep("size1-16-5-70-True-avx2", "size1-16-5-70-True-avx2_vnni")
 @pytest.mark.parametrize("isa", ["avx512_vnni", "avx512", "avx2_vnni", "avx2"])
 @pytest.mark.parametrize(
     ("size", "channels", "rows", "outputs", "ahead"),
@@ -272,6 +275,7 @@ def test_planes_stay_in_the_second_level(threads: int, isa: str) -> None:
         assert made.items == -(-query.tiles // made.item_tiles) * -(-panels // made.item_panels)
 
 
+@pytest.mark.deep("avx512_vnni", "amx*")
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("isa", SETS)
 def test_threads_without_items_have_memory(isa: str) -> None:
@@ -299,6 +303,7 @@ def test_copies_make_words_of_their_own() -> None:
     np.testing.assert_array_equal(lowbit.convolution(x, copied, padding=1), first)
 
 
+@pytest.mark.deep
 @settings(max_examples=15, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 14), st.integers(1, 14)),

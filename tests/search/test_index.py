@@ -71,6 +71,9 @@ def _check(found: tuple[np.ndarray, np.ndarray], expected: np.ndarray, metric: A
     assert all(len(set(row)) == k for row in ids.tolist())
 
 
+@pytest.mark.deep(
+    "*-avx512_vnni", "8-64-17-avx2", "8-64-17-avx512", "*-amx*", "8-64-17-avx2_vnni", "8-64-17-amx*"
+)
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize(("dim", "count"), [(1, 1), (7, 15), (64, 17), (100, 1000)])
 @pytest.mark.parametrize("bits", [8, 4])
@@ -100,6 +103,7 @@ def test_maxima_and_search_are_those_of_the_whole_product(
         assert (scores[:, kept:] == -np.inf).all()
 
 
+@pytest.mark.deep("33-8-vector-l2")
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
 @pytest.mark.parametrize("scale", ["vector", "dimension"])
 @pytest.mark.parametrize("bits", [8, 4])
@@ -119,6 +123,7 @@ def test_rankings_are_those_of_the_dequantized_vectors(
         _check(index.search(queries[rows], 25), expected[rows], metric)
 
 
+@pytest.mark.deep("8-dot", "8-l2")
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_several_chunks_and_many_queries(bits: Any, metric: Any) -> None:

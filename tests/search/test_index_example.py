@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.deep
 def test_the_example_finds_neighbours(
     example: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,

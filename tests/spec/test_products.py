@@ -60,6 +60,7 @@ def small_cases() -> list[Case]:
     return [case for case in cases if case.operations < 3_000_000]
 
 
+@pytest.mark.deep("linear_dynamic *M=1000 K=3 N=129*")
 @pytest.mark.parametrize("case", small_cases(), ids=str)
 def test_correct_kernel_is_within_budget(case: Case) -> None:
     for fill in fills_of(case.operation):

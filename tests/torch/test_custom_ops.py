@@ -76,6 +76,7 @@ def test_panels_at_an_address_that_is_not_aligned(config: QuantizeConfig) -> Non
     assert torch.equal(linear(*given), expected)
 
 
+@pytest.mark.deep("int8_dynamic-*", "*-inductor-*")
 @pytest.mark.pairs
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -88,6 +89,7 @@ def test_compiled_whole(model: nn.Module, tokens: torch.Tensor, backend: str, gr
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.deep
 def test_compiled_with_dynamic_shapes(model: nn.Module, tokens: torch.Tensor) -> None:
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     with torch.inference_mode():
@@ -106,6 +108,7 @@ def test_gradients_when_compiled(model: nn.Module) -> None:
     torch.testing.assert_close(x.grad, expected)
 
 
+@pytest.mark.deep("int4_dynamic-True-True", "int4_weight_only-True-True", "int8_dynamic-True-True")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 def test_exported(model: nn.Module, tokens: torch.Tensor, strict: bool, grad: bool) -> None:

@@ -166,6 +166,7 @@ def test_embedding(config: QuantizeConfig, tied: bool, width: int, tmp_path: Any
     assert (empty[0].weight is empty[1].weight) == tied
 
 
+@pytest.mark.deep
 def test_traced_alike() -> None:
     """By torch.compile, torch.export and as a graph."""
 
@@ -213,6 +214,7 @@ def test_what_a_weight_computes_by_itself() -> None:
     torch.testing.assert_close(gradient[0, 0], weight.dequantize().sum(0))
 
 
+@pytest.mark.deep
 def test_autocast_vmap_and_trace() -> None:
     for config in (Int8DynamicConfig(), Int4WeightOnlyConfig(32)):
         layer = quantize_(nn.Linear(64, 32), config)

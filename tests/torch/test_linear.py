@@ -345,6 +345,7 @@ print(*used)
 """
 
 
+@pytest.mark.deep
 def test_weights_that_cannot_saturate_get_the_narrow_kernel() -> None:
     """And lose it when they change."""
     if "avx2" not in available():
@@ -356,6 +357,7 @@ def test_weights_that_cannot_saturate_get_the_narrow_kernel() -> None:
     assert done.stdout.split() == ["narrow", "widening"], done.stderr
 
 
+@pytest.mark.deep
 def test_many_rows_are_served_by_split_weights() -> None:
     """With the bits of any other kernel, and anew when the weight changes."""
     if "avx2" not in available():
@@ -387,6 +389,7 @@ print(*sorted(set(used)))
     assert done.stdout.split() == ["split", "widening"], done.stderr
 
 
+@pytest.mark.deep("int4_dynamic-large", "int8_dynamic-large")
 @pytest.mark.parametrize(
     ("rows", "columns", "streams"),
     [(2, 32, [False]), (None, 32, [False, True]), (None, 33, [False])],

@@ -19,6 +19,7 @@ def test_sums_of_gpus_that_read_each_other(tmp_path: Path) -> None:
     spawn(parallel_workers.sums, (tmp_path / "store",), nprocs=2)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_together_are_one(world: int, tmp_path: Path) -> None:
     """Results, files, and what is refused: see parallel_workers."""

@@ -67,6 +67,13 @@ def names_in(folder: Path) -> set[str]:
             for name in safetensors_torch.load_file(file)}  # fmt: skip
 
 
+@pytest.mark.deep(
+    "torch.bfloat16-Llama-w4a16",
+    "torch.bfloat16-Qwen2-w4a16",
+    "torch.float32-Llama-w4a8",
+    "torch.float32-Llama-w8a8",
+    "torch.float32-Qwen2-w4a8",
+)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -358,6 +365,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.deep
 def test_without_lowbit_transformers_says_that_it_does_not_know_the_method(tmp_path: Path) -> None:
     written(tmp_path / "float")
     model = Auto.from_pretrained(tmp_path / "float", quantization_config=LowbitConfig("w4a16"))

@@ -113,6 +113,7 @@ def test_takes_a_small_part_of_the_memory(form: WeightFormat, part: float) -> No
     assert sum(one.nbytes for one in parts(weight)) < part * 4 * 512 * 512
 
 
+@pytest.mark.deep
 def test_float_weight_is_freed_and_nothing_else_refers_to_it(config: QuantizeConfig) -> None:
     layer = nn.Linear(64, 64)
     original = weakref.ref(layer.weight)

@@ -26,6 +26,9 @@ def test_every_k_is_in_one_vector(k: int, n: int, held: int, piece: int) -> None
     np.testing.assert_array_equal(sums, a @ b)
 
 
+@pytest.mark.deep(
+    "*-avx2", "*-avx512_vnni", "*-avx512", "2-*", "1-*", "8-*", "*-avx2_vnni", "*-amx*"
+)
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 7, 8, 11])
 def test_few_rows_and_columns_are_exact(isa: str, m: int) -> None:

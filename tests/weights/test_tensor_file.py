@@ -113,6 +113,7 @@ def test_what_is_whole_lines_begins_at_one(tmp_path: Path) -> None:
         found["1"].data[0] = 1
 
 
+@pytest.mark.deep("model")
 def test_every_flipped_bit_is_noticed(kind: Kind, path: Path) -> None:
     whole = path.read_bytes()
     begin = _begin(whole)

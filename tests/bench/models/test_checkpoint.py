@@ -112,6 +112,7 @@ def test_keys_and_shapes_that_do_not_fit(resnet: ResNet, tmp_path: Path) -> None
         models.get("vit_b_16").build(tmp_path / "net.safetensors")
 
 
+@pytest.mark.deep
 def test_a_transformer_for_larger_images(tmp_path: Path) -> None:
     path = tmp_path / "vit.safetensors"
     checkpoint.save(path, VisionTransformer(SMALL, 4, 48).state_dict(), "a test")

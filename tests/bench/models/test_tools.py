@@ -25,6 +25,7 @@ def called(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.deep
 def test_a_network_is_trained(fashion_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "vit.safetensors"
     done = called(

@@ -42,6 +42,7 @@ POSITIVE: dict[str, Make] = {
 }
 
 
+@pytest.mark.deep("Expm1", "Celu", "Softplus", "Sigmoid", "Exp2")
 @pytest.mark.parametrize("name", UNARY)
 def test_functions_of_one_number(name: str) -> None:
     net = Net()
@@ -84,6 +85,7 @@ SHAPES = [((3, 4, 5), (3, 4, 5)), ((3, 4, 5), (4, 1)), ((1, 4, 1), (3, 1, 5)), (
           ((2, 3, 0), (3, 1))]  # fmt: skip
 
 
+@pytest.mark.deep("Add-shapes0", "Min-shapes0", "Mul-shapes0", "Sub-shapes0")
 @pytest.mark.pairs
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize(
@@ -107,6 +109,7 @@ def test_functions_of_many(name: str, count: int) -> None:
     same(net.graph(y), random_inputs(net.graph(y)))
 
 
+@pytest.mark.deep
 def test_integers_and_booleans() -> None:
     net = Net()
     a, b = net.input(3, 5, dtype="int64"), net.input(5, dtype="int32")
@@ -182,6 +185,7 @@ def test_reductions(
         formatted(net, y, 1)
 
 
+@pytest.mark.deep("LogSoftmax--1")
 @pytest.mark.parametrize("axis", [-1, 1, 0])
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax", "LpNormalization"])
 def test_softmax(name: str, axis: int) -> None:
@@ -191,6 +195,7 @@ def test_softmax(name: str, axis: int) -> None:
     formatted(net, y, 1)
 
 
+@pytest.mark.deep("LayerNormalization--1")
 @pytest.mark.parametrize("axis", [-1, 1, -2])
 @pytest.mark.parametrize("name", ["LayerNormalization", "RMSNormalization"])
 def test_rows_are_normalized(name: str, axis: int) -> None:
@@ -203,6 +208,7 @@ def test_rows_are_normalized(name: str, axis: int) -> None:
     formatted(net, y, 1)
 
 
+@pytest.mark.deep("Instance-*", "Batch-*")
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", ["Batch", "Instance", "Group"])
 def test_channels_are_normalized(name: str, last: bool) -> None:
@@ -221,6 +227,7 @@ def test_channels_are_normalized(name: str, last: bool) -> None:
 MASKS = [None, (2, 1, 5, 9), (2, 1, 1, 9), (5, 9), (1, 4, 5, 1)]
 
 
+@pytest.mark.deep("mask1-*", "None-False")
 @pytest.mark.parametrize("boolean", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention(mask: tuple[int, ...] | None, boolean: bool) -> None:
@@ -263,6 +270,7 @@ def test_heads_are_views() -> None:
     assert kernels.count("elementwise") <= 1  # the heads side by side
 
 
+@pytest.mark.deep
 def test_where_and_clip_of_tensors() -> None:
     net = Net()
     x, low, high = net.input(3, 5), net.input(5), net.input(3, 1)
@@ -311,6 +319,7 @@ TRANSPOSED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep("attributes3-kernel0")
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 2)])
 @pytest.mark.parametrize("attributes", TRANSPOSED)
 def test_transposed_convolution_of_floats(

@@ -131,6 +131,7 @@ def test_pad(mode: str, pads: tuple[int, ...]) -> None:
     formatted(net, y, 1)
 
 
+@pytest.mark.deep("scales0-linear-align_corners", "scales0-linear-half_pixel")
 @pytest.mark.parametrize("how", ["half_pixel", "align_corners", "asymmetric"])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("scales", [(2, 2), (1.5, 0.7), (3, 1), (0.5, 2)])

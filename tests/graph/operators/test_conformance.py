@@ -46,6 +46,7 @@ def _plain(array: Any) -> bool:
     return isinstance(array, np.ndarray | np.generic) and np.asarray(array).dtype != object
 
 
+@pytest.mark.deep("Abs")
 @pytest.mark.parametrize("operator", _LIKE_ONNX)
 def test_an_operator_does_what_onnx_says(operator: str) -> None:
     for case in _cases().get(operator, ()):

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[3]
 BEGIN, END = "<!-- python tools/operators.py -->\n", "<!-- end -->"
 
 
+@pytest.mark.deep
 def test_the_page_says_what_the_tool_counts() -> None:
     operators = tool("operators")
     rows = list(operators.onnx_rows())

@@ -190,6 +190,8 @@ def test_every_function(run_all: RunAll, operation: str) -> None:
         np.testing.assert_allclose(got, expected, rtol=relative, atol=absolute)
 
 
+@pytest.mark.deep
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", ["u1", "i2", "u4", "i8"])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_bits(run_all: RunAll, dtype: str, swapped: bool) -> None:

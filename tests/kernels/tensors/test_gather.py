@@ -50,6 +50,7 @@ def test_an_axis_in_the_middle(run_all: RunAll) -> None:
     np.testing.assert_array_equal(got, table[:, wanted])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_indices_of_several_axes(run_all: RunAll, dtype: str) -> None:
     sizes = np.array([3, 4, 5], np.int64)

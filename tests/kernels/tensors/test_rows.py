@@ -130,6 +130,7 @@ def test_layer_norm(run_all: RunAll, formats: str, width: int) -> None:
     _near(got["out"], out, *_normalized(_real(x, x_format), 1e-5, True, weight, bias))
 
 
+@pytest.mark.deep("affine2-1")
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("affine", [(False, False), (True, False), (False, True)])
 def test_rms_norm_weights_and_biases(

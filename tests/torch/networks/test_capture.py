@@ -49,6 +49,7 @@ def close(graph: Graph, model: nn.Module, inputs: Any, tolerance: float = 1e-5) 
         np.testing.assert_allclose(got, wanted, atol=tolerance * float(wanted.abs().max()))
 
 
+@pytest.mark.deep("mobile", "residual", "language", "vision", "unet")
 def test_a_network_means_what_the_model_does(network: Network) -> None:
     model, inputs = network
     graph = to_graph(model, inputs(1))
@@ -165,6 +166,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.deep
 def test_each_operator_means_what_pytorch_does() -> None:
     torch.manual_seed(1)
     model, x = Each(FUNCTIONS), torch.randn(3, 4, 6, 6)
@@ -251,6 +253,7 @@ def test_constants_are_copies_and_the_model_is_as_it_was() -> None:
     assert np.array_equal(numbers(graph.constants["0.weight"]), before)
 
 
+@pytest.mark.deep("config3", "config2", "config1")
 @pytest.mark.parametrize(
     "config",
     [
@@ -371,6 +374,7 @@ class Attends(nn.Module):
         )
 
 
+@pytest.mark.deep
 def test_multihead_attention() -> None:
     torch.manual_seed(2)
     model = Attends().eval()
@@ -386,6 +390,7 @@ def test_multihead_attention() -> None:
     assert sum(node.op == "Transpose" for node in moves.nodes) == 4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_quantized_attention_of_several_inputs(need_weights: bool, batch_first: bool) -> None:
@@ -410,6 +415,7 @@ def test_quantized_attention_of_several_inputs(need_weights: bool, batch_first: 
         np.testing.assert_allclose(got, wanted.detach(), atol=1e-5)
 
 
+@pytest.mark.deep
 def test_a_quantized_table_is_the_weight_of_what_comes_out() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

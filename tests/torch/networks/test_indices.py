@@ -84,6 +84,7 @@ def same(function: Callable[..., Any], *examples: Any, **how: Any) -> None:
         torch.testing.assert_close(got, wanted, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.deep("grids")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str) -> None:
     torch.manual_seed(1)
@@ -108,6 +109,7 @@ def test_scattered_along_lines() -> None:
                        x.scatter(-1, i[:1, :2, :1], x[1:])), (x, along))  # fmt: skip
 
 
+@pytest.mark.deep
 def test_masks() -> None:
     torch.manual_seed(4)
     x, rows = torch.randn(4, 6, 5), torch.randn(12, 5)
@@ -116,6 +118,7 @@ def test_masks() -> None:
     same(lambda x, mask: x.masked_scatter(mask[..., None], x * 2), *((x, one) for one in masks))
 
 
+@pytest.mark.deep("how0-sum")
 @pytest.mark.pairs
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("how", [{}, {"padding_idx": 3}, {"include_last_offset": True}])
@@ -149,6 +152,7 @@ def static(model: nn.Module, batches: list[Tensor], folder: Path) -> Session:
     return Session(load(folder / "net.lowbit"))
 
 
+@pytest.mark.deep
 def test_a_small_image_network(tmp_path: Path) -> None:
     """VGG's pool of an image that its size does not divide, in 8 bits like what is around it."""
     torch.manual_seed(6)
@@ -192,6 +196,7 @@ def mixture(name: str, **how: Any) -> nn.Module:
     return model
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_of_experts(name: str) -> None:
     """For other batches and lengths; some experts get no token of one short text."""
@@ -204,6 +209,7 @@ def test_mixtures_of_experts(name: str) -> None:
         torch.testing.assert_close(network(x)[0], want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["Qwen2Moe", "GptOss"])
 def test_mixtures_in_8_bits(name: str, tmp_path: Path) -> None:
     """With an expert for all tokens, and with biases: of the layers, experts stay in float."""
@@ -217,6 +223,7 @@ def test_mixtures_in_8_bits(name: str, tmp_path: Path) -> None:
         assert (got - want).norm() < 0.2 * want.norm()
 
 
+@pytest.mark.deep
 def test_experts_in_batches() -> None:
     """The other way that transformers has for them."""
     model, text = mixture("Mixtral", experts="batched_mm"), torch.randint(0, 64, (2, 7))

@@ -43,6 +43,7 @@ def uneven() -> nn.Module:
     return nn.Sequential(*layers).eval()
 
 
+@pytest.mark.deep
 def test_the_worst_layer_comes_first() -> None:
     data = [torch.randn(16, 32), torch.randn(7, 32)]
     model = uneven()
@@ -75,6 +76,7 @@ class Masked(nn.Module):
         return self.three(x + y) * mask[..., None]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "config",
     [
@@ -104,12 +106,14 @@ def test_layers_are_quantized_as_the_configuration_says(config: StaticInt8Config
         assert sqnr([{"y": got}], [{"y": wanted}]) == pytest.approx(one.sqnr, abs=0.3)
 
 
+@pytest.mark.deep
 def test_batches_of_several_lengths_that_ask_for_gradients() -> None:
     data = [torch.randn(3, length, 32).requires_grad_() for length in (4, 7)]
     assert {one.layer for one in sensitivity(uneven(), data)} == {"0", "2", "4"}
     assert set(mixed(uneven(), data, 10**6).values()) == {"float"}
 
 
+@pytest.mark.deep
 def test_budgets() -> None:
     model, data = uneven(), [torch.randn(16, 32)]
     least, all_8_bits, whole = 32 * 72 // 2 + 72 * 5, 72 * 36, 72 * 32 * 4
@@ -144,6 +148,7 @@ def test_choices_are_the_best_of_all() -> None:
         assert {layer for layer, one in made.items() if one == "int8"} == set(worst[:extra])
 
 
+@pytest.mark.deep
 def test_convolutions_and_a_layer_called_twice(build: Build) -> None:
     model, inputs = build("residual")
     found = sensitivity(model, [inputs(2)], ("int4", "int8", "float"))
@@ -156,6 +161,7 @@ def test_convolutions_and_a_layer_called_twice(build: Build) -> None:
     assert twice.layer == "0"
 
 
+@pytest.mark.deep
 def test_what_is_refused() -> None:
     model, x = uneven(), torch.randn(2, 32)
     with pytest.raises(ValueError, match="no data"):

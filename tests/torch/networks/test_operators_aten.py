@@ -28,6 +28,7 @@ def listed() -> set[str]:
     return {name for cell in firsts for name in re.findall(r"`([^`]+)`", cell)}
 
 
+@pytest.mark.deep
 def test_what_is_listed_does_not_run(aten: ModuleType) -> None:
     """By the first sample of each: the tool takes more."""
     rows = list(aten.aten_rows(sorted(listed()), most=1))

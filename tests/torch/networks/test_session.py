@@ -130,6 +130,7 @@ MODELS = [(Encoder, _words), (ConvNeXt, _image), (Mobile, _image), (UNet, _image
           (Video, lambda: (torch.randn(2, 2, 4, 9, 8),))]  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("make", "example"), MODELS)
 def test_models(make: type[nn.Module], example: Any) -> None:
     torch.manual_seed(0)

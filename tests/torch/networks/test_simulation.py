@@ -45,6 +45,7 @@ def wrong(got: Array, want: Array, tensor: Tensor) -> str:
     return f"{np.count_nonzero(steps)} of {want.size} differ, {steps.max()} steps" if bad else ""
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("name", "linear"), [
     ("mobile", "static"), ("unet", "dynamic"),
 ])  # fmt: skip

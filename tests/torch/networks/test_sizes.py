@@ -18,6 +18,7 @@ from lowbit.graph.session import Session
 from lowbit.torch import StaticInt8Config, compile, quantize_, to_graph
 
 
+@pytest.mark.deep
 def test_a_batch_that_a_model_fixes_stays_fixed(caplog: pytest.LogCaptureFixture) -> None:
     class Fixed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -71,6 +72,7 @@ def test_numbers_follow_from_the_batch_of_a_run(name: str) -> None:
         torch.testing.assert_close(network(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.deep
 def test_a_size_that_must_be_a_number_stays_that_of_the_example() -> None:
     """An attribute of a node, and a result."""
     weight = torch.randn(6, 3, 3, 3)
@@ -113,6 +115,7 @@ _CHOOSING: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
 }
 
 
+@pytest.mark.deep("lerp", "pairs")
 @pytest.mark.parametrize("name", _CHOOSING)
 def test_other_sizes_are_right_or_refused(name: str, tmp_path: Path) -> None:
     """Python's own choices by sizes, and PyTorch's, become conditions, which files keep."""
@@ -145,6 +148,7 @@ def test_damaged_conditions_are_refused(wrong: Any, tmp_path: Path) -> None:
         load(tmp_path / "kept")
 
 
+@pytest.mark.deep
 def test_a_bias_that_follows_from_the_input_is_added() -> None:
     class Biased(nn.Module):
         def __init__(self) -> None:
@@ -160,6 +164,7 @@ def test_a_bias_that_follows_from_the_input_is_added() -> None:
         Session(to_graph(model, x))(x.numpy())
 
 
+@pytest.mark.deep
 def test_an_empty_batch_has_an_empty_result() -> None:
     for model, shape in (
         (nn.Sequential(nn.Linear(10, 8)), (4, 10)),
@@ -191,6 +196,7 @@ def _sentences(batch: int, length: int) -> tuple[Tensor, Tensor]:
     return torch.randint(50, (batch, length)), mask.long()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("example", [(2, 7), (1, 5)])
 def test_all_sizes_that_a_model_allows_are_free(example: tuple[int, int]) -> None:
     torch.manual_seed(0)
@@ -212,6 +218,7 @@ class Longer(nn.Module):
         return x * 2 if x.shape[1] > 4 else x + 1
 
 
+@pytest.mark.deep
 def test_sizes_that_a_model_fixes_are_numbers_and_ranges_are_kept(tmp_path: Path) -> None:
     convolution = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4)).eval()
     for model, x, shape in (
@@ -237,6 +244,7 @@ class Beside(nn.Module):
         return torch.cat([x, x], 1) + y
 
 
+@pytest.mark.deep
 def test_where_not_all_sizes_can_be_free_the_batch_is(caplog: pytest.LogCaptureFixture) -> None:
     graph = to_graph(nn.Upsample(scale_factor=2), torch.randn(2, 3, 4, 4), dynamic_shapes=True)
     assert graph.tensors["input"].shape == ("batch", 3, 4, 4)
@@ -249,6 +257,7 @@ def test_where_not_all_sizes_can_be_free_the_batch_is(caplog: pytest.LogCaptureF
         to_graph(Beside(), inputs, dynamic_shapes=shapes)
 
 
+@pytest.mark.deep
 def test_sizes_as_torch_export_takes_them() -> None:
     length = torch.export.Dim("length", max=20)
     shapes = {"tokens": {1: length}, "mask": {1: length}}
@@ -259,6 +268,7 @@ def test_sizes_as_torch_export_takes_them() -> None:
         model(*_sentences(3, 9))
 
 
+@pytest.mark.deep
 def test_calibration_of_several_lengths_leaves_them_free() -> None:
     torch.manual_seed(0)
     model, batches = Reader().eval(), [_sentences(4, length) for length in (6, 9, 20)]

@@ -59,6 +59,7 @@ LEAST = {
 }  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", LEAST)
 def test_a_network_in_8_bits_is_close(build: Build, name: str) -> None:
     model, inputs = build(name)
@@ -71,6 +72,7 @@ def test_a_network_in_8_bits_is_close(build: Build, name: str) -> None:
     assert pytree.tree_structure(called(made, x)) == pytree.tree_structure(expected)
 
 
+@pytest.mark.deep
 def test_formats(build: Build) -> None:
     """Between the first layer and the last everything is in 8 bits, and neither ends are."""
     model, inputs = build("residual")
@@ -90,6 +92,7 @@ def test_formats(build: Build) -> None:
             assert isinstance(graph.constants[node.inputs[2]], np.ndarray)
 
 
+@pytest.mark.deep
 def test_concatenated_values_share_a_format(build: Build) -> None:
     model, inputs = build("unet")
     graph = static(model, [inputs(2)]).graph
@@ -99,6 +102,7 @@ def test_concatenated_values_share_a_format(build: Build) -> None:
     assert len(formats) == 1
 
 
+@pytest.mark.deep("config0", "config3", "config4")
 @pytest.mark.parametrize(
     "config",
     [
@@ -123,6 +127,7 @@ def test_ways_to_quantize(config: StaticInt8Config) -> None:
     assert choices == {"dynamic" if config.linear == "dynamic" else "int8"}
 
 
+@pytest.mark.deep
 def test_two_steps_leave_the_model_as_it_is(build: Build) -> None:
     model, inputs = build("mobile")
     x = inputs(3)
@@ -138,6 +143,7 @@ def test_two_steps_leave_the_model_as_it_is(build: Build) -> None:
     torch.testing.assert_close(called(model, x), expected)
 
 
+@pytest.mark.deep
 def test_layers_that_are_left_out(build: Build) -> None:
     model, inputs = build("residual")
 
@@ -157,6 +163,7 @@ def _hook(*_: Any) -> None:
     return
 
 
+@pytest.mark.deep
 def test_a_copy_shares_the_graph_and_is_pickled(build: Build) -> None:
     model, inputs = build("residual")
     model.register_forward_hook(_hook)
@@ -176,6 +183,7 @@ def test_a_copy_shares_the_graph_and_is_pickled(build: Build) -> None:
     assert not model.train().state_dict()
 
 
+@pytest.mark.deep
 def test_what_a_compiled_network_is_asked_as_a_model(build: Build, tmp_path: Path) -> None:
     model, inputs = build("residual")
     static(model, [inputs(2)])
@@ -206,6 +214,7 @@ class Shared(nn.Module):
         return nn.functional.linear(z.mean((2, 3)), self.words.weight)
 
 
+@pytest.mark.deep
 def test_shared_weights_stay_one(build: Build) -> None:
     torch.manual_seed(0)
     model = Shared().eval()
@@ -220,6 +229,7 @@ def test_shared_weights_stay_one(build: Build) -> None:
     assert sqnr(called(made, (x,)), expected) > 27
 
 
+@pytest.mark.deep
 def test_part_of_a_model(build: Build) -> None:
     """References to a module that is quantized stay good."""
     model, inputs = build("residual")
@@ -228,6 +238,7 @@ def test_part_of_a_model(build: Build) -> None:
     assert called(whole, inputs(3)).shape == (3, 10)
 
 
+@pytest.mark.deep
 def test_compiled_float_and_quantized_layers(build: Build) -> None:
     model, inputs = build("vision")
     x = inputs(3)
@@ -240,6 +251,7 @@ def test_compiled_float_and_quantized_layers(build: Build) -> None:
     assert kept.count("dynamic") == 5
 
 
+@pytest.mark.deep
 def test_what_calibration_refuses() -> None:
     model, config, x = tiny(), StaticInt8Config(), torch.randn(2, 3, 4, 4)
     with pytest.raises(ValueError, match=r"needs data: pass calibration=\[batch, \.\.\.\]"):
@@ -267,6 +279,7 @@ def test_what_calibration_refuses() -> None:
         quantize_(model, config, lambda *_: False, calibration=[x])
 
 
+@pytest.mark.deep
 def test_what_only_fills_is_not_calibrated_with() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
@@ -340,6 +353,7 @@ def test_configurations_that_are_refused() -> None:
         StaticInt8Config(smooth=2)
 
 
+@pytest.mark.deep
 def test_methods_that_need_data_or_change_weights(build: Build) -> None:
     """All of them together: the network is prepared as the same function, and converted closer."""
     model, inputs = build("vision")
