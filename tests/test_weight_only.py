@@ -203,6 +203,20 @@ def test_sums_of_bytes_are_exact(isa: str, m: int, group: int | None) -> None:
         _near(lowbit.linear_weight_only(x, packed, isa=isa), x, wide, 2.0**-20)
 
 
+@ISAS
+@pytest.mark.parametrize("group", [64, 72, 128])
+def test_groups_whose_sums_int32_does_not_hold(isa: str, group: int) -> None:
+    """All numbers are the greatest that digits hold, all weights the least: nothing wraps."""
+    k, n = 2 * group, 3
+    each = (2, n)
+    weight = QTensor(np.full((k, n), -8, np.int8), np.ones(each, np.float32),
+                     np.zeros(each, np.int32), int_format("int4"), 1, group, 0)  # fmt: skip
+    x = np.ones((2, k), np.float32)
+    x[1] = -1
+    y = lowbit.linear_weight_only(x, lowbit.pack(weight), isa=isa)
+    np.testing.assert_allclose(y, np.repeat([[-8.0 * k], [8.0 * k]], n, axis=1), rtol=1e-6)
+
+
 def test_tiles_serve_groups_of_32() -> None:
     micro = next(one for one in GROUPED if one.isa.name == "amx")
     for size, serves in ((32, True), (96, True), (128, True), (40, False), (16, False)):
