@@ -300,6 +300,23 @@ def test_scales_that_factors_of_would_leave_float32(given: dict[str, Any]) -> No
         np.testing.assert_array_equal(made, expected)
 
 
+@ISAS
+@pytest.mark.parametrize("out_dtype", ["uint8", "int8"])
+def test_numbers_beyond_32_bits_become_the_ends(out_dtype: str, isa: str) -> None:
+    m, n, k = 5, 40, 2
+    values = np.where(np.arange(n) % 3, 1, -1).astype(np.int8)
+    weight = QTensor(np.tile(values, (k, 1)), np.ones(n, np.float32), np.zeros(n, np.int32),
+                     int_format("int8"), axis=1)  # fmt: skip
+    limits = np.iinfo(out_dtype)
+    expected = np.tile(np.where(values > 0, limits.max, limits.min), (m, 1))
+    for a_scale in (1.0, np.ones(m, np.float32)):
+        made = lowbit.matmul_scaled(
+            np.ones((m, k), np.uint8), lowbit.pack(weight), a_scale=a_scale, isa=isa,
+            out_dtype=out_dtype, out_scale=1e-30, out_zero_point=3,
+        )  # fmt: skip
+        np.testing.assert_array_equal(made, expected)
+
+
 def test_a_scale_means_the_same_whatever_holds_it() -> None:
     options: dict[str, Any] = {"out_dtype": "uint8", "out_scale": 0.031, "bias": PROBLEM["bias"]}
     scale = float(np.float32(0.004))

@@ -32,8 +32,12 @@ def test_every_mutation_says_what_it_is_and_who_finds_it(mutants: ModuleType) ->
     for mutant in mutants.mutants():
         assert mutant.fault, mutant.name
         assert mutant.tests, mutant.name
-        for path in mutant.tests:
-            assert (ROOT / path).exists(), f"{mutant.name}: {path}"
+        for test in mutant.tests:
+            path, _, function = test.partition("::")
+            assert (ROOT / path).exists(), f"{mutant.name}: {test}"
+            if function:
+                text = (ROOT / path).read_text()
+                assert f"\ndef {function}(" in text, f"{mutant.name}: {test}"
 
 
 def test_all_parts_are_mutated(mutants: ModuleType) -> None:

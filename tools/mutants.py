@@ -49,7 +49,7 @@ class Mutant:
     """A fault that somebody could have made.
 
     file: in src. old: a text that occurs once in it; new: what takes its place. fault: what is
-    wrong then. tests: files and folders of tests in which that should be found.
+    wrong then. tests: files and folders of tests, or tests by their ids, that should find it.
     """
 
     name: str
