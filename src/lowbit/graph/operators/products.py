@@ -37,6 +37,14 @@ from lowbit.graph.lowering.products import (
     weight_of,
 )
 from lowbit.graph.operator import Array, Operator, Sizes, Weight, operators
+from lowbit.graph.operators.integer_products import (
+    exact,
+    factor_of,
+    integer_linear_in_parts,
+    integers_in_parts,
+    product_shape,
+    wrapping_product,
+)
 from lowbit.graph.parts import Parts
 from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.tensors.grouped import grouped_product
@@ -46,68 +54,8 @@ from lowbit.product import requests
 from lowbit.weights.panels import PackedMatrix, group_refusal, pack, padded
 
 
-def product_shape(a: Sizes, b: Sizes) -> Sizes:
-    """The shape of a @ b. ValueError: they do not fit."""
-    if not a or not b or a[-1] != b[max(len(b) - 2, 0)]:
-        raise ValueError(f"{a} @ {b}: the sizes that are summed over differ")
-    rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else ()
-    return (*np.broadcast_shapes(a[:-2], b[:-2]), *rows, *columns)
-
-
-def exact(a: Array, b: Array) -> Array:
-    """a @ b in float64."""
-    product_shape(a.shape, b.shape)
-    # In order: of other strides NumPy multiplies some stacks without a library.
-    return np.matmul(np.ascontiguousarray(a, np.float64), np.ascontiguousarray(b, np.float64))
-
-
-def _product(a: Array, b: Array) -> Array:
-    """a @ b in float64, or of integers as integers, which wrap."""
-    if a.dtype.kind not in "iu":
-        return exact(a, b)
-    product_shape(a.shape, b.shape)
-    return np.asarray(np.matmul(a, b))
-
-
 def _matmul(node: Node, a: Array, b: Array) -> Array:
-    return _product(a, b).astype(a.dtype)
-
-
-_MOST_PRODUCTS = 1 << 24  # of integers, which are written to memory
-
-
-def _integers_in_parts(parts: Parts, node: Node) -> bool:
-    """Of integers that stand for themselves all products, and their sums. NotImplementedError: they
-    would need too much memory."""
-    a, b = node.inputs[:2]
-    left, right = parts.tensor(a), parts.tensor(b)
-    if not (is_whole(left) and is_whole(right)):
-        return False
-    shape = product_shape(left.sizes, right.sizes)
-    k = left.sizes[-1]
-    if math.prod(shape) * k > _MOST_PRODUCTS:
-        raise NotImplementedError(
-            f"MatMul {node.name!r}: a product of integers, {list(left.sizes)} times "
-            f"{list(right.sizes)}, has more than {_MOST_PRODUCTS} multiplications: Cast to float32 "
-            "before, if the numbers are small enough"
-        )
-    rows = parts.shaped(a, (*left.sizes[:-1], 1, k))  # [..., M, 1, K]
-    columns = b
-    if len(right.sizes) > 1:
-        order = (*range(len(right.sizes) - 2), len(right.sizes) - 1, len(right.sizes) - 2)
-        turned = parts.transpose(b, order)
-        columns = parts.shaped(turned, (*right.sizes[:-2], 1, right.sizes[-1], k))
-    products = parts.mul(rows, columns)  # [..., M, N, K]
-    return parts.end(parts.shaped(parts.reduce("sum", products, [-1]), shape))
-
-
-def _linear_in_parts(parts: Parts, node: Node) -> bool:
-    """Of integers that stand for themselves as other products of them."""
-    x, weight, bias = (*node.inputs, "")[:3]
-    if not (is_whole(parts.tensor(x)) and is_whole(parts.tensor(weight))):
-        return False
-    made = parts.matmul(x, parts.transpose(weight, (1, 0)))
-    return parts.end(parts.add(made, bias) if bias else made)
+    return wrapping_product(a, b).astype(a.dtype)
 
 
 def _matmul_integer(
@@ -126,22 +74,11 @@ def _matmul_integer(
 def _gemm(node: Node, a: Array, b: Array, c: Array | None = None) -> Array:
     """alpha · A @ B + beta · C, with transA and transB; C [M, N] or what broadcasts to it."""
     a, b = a.T if node.get("transA", 0) else a, b.T if node.get("transB", 0) else b
-    alpha, beta = (_factor(node, name, a.dtype) for name in ("alpha", "beta"))
-    made = _product(a, b) * alpha
+    alpha, beta = (factor_of(node, name, a.dtype) for name in ("alpha", "beta"))
+    made = wrapping_product(a, b) * alpha
     if c is not None:
         made = made + np.broadcast_to(c, made.shape) * beta
     return made.astype(a.dtype)
-
-
-def _factor(node: Node, name: str, dtype: np.dtype[Any]) -> Array:
-    """A factor of integers of this dtype, or in float64. ValueError: of integers it has a
-    fraction."""
-    value = float(node.get(name, 1.0))
-    if dtype.kind not in "iu":
-        return np.array(value)
-    if not value.is_integer():
-        raise ValueError(f"{name} of a product of integers is {value}, and has a fraction")
-    return np.array(int(value)).astype(dtype)
 
 
 def _gemm_sizes(node: Node, a: Sizes, b: Sizes, c: Sizes | None = None) -> Sizes:
@@ -165,7 +102,7 @@ def _linear(
     with groups stay in their panels. alpha: what the product is multiplied by before the bias is
     added, 1 if left out; of weights of floats.
     """
-    made, alpha = _product(_rows(node, x), weight.T), node.get("alpha", 1.0)
+    made, alpha = wrapping_product(_rows(node, x), weight.T), node.get("alpha", 1.0)
     if alpha != 1:
         made = made * alpha
     if bias is not None:
@@ -431,11 +368,11 @@ def _gemm_in_parts(parts: Parts, node: Node) -> bool:
     dtype = np.dtype(tensor.dtype if is_whole(tensor) else "float32")
     made = parts.matmul(a, b)
     if node.get("alpha", 1.0) != 1:
-        made = parts.mul(made, parts.constant(_factor(node, "alpha", dtype).astype(dtype)))
+        made = parts.mul(made, parts.constant(factor_of(node, "alpha", dtype).astype(dtype)))
     if not c:
         return parts.end(made)
     if node.get("beta", 1.0) != 1:
-        c = parts.mul(c, parts.constant(_factor(node, "beta", dtype).astype(dtype)))
+        c = parts.mul(c, parts.constant(factor_of(node, "beta", dtype).astype(dtype)))
     return parts.end(parts.add(made, c))
 
 
@@ -485,13 +422,13 @@ _TWO: dict[str, Any] = {"stays": "both of its operands are activations"}
 
 operators.add("Linear", Operator(
     meaning=_linear, shape=_linear_sizes, lowering=_lower_linear,
-    parts=_linear_in_parts, onnx=False, aten=("linear",),
+    parts=integer_linear_in_parts, onnx=False, aten=("linear",),
     weight=Weight(0, -1, ("int8", "dynamic", "int4"), lambda node, x, weight: x),
     positions="kept", positions_if=_mixes_last, multiply_adds=_each_sum,
 ))  # fmt: skip
 operators.add("MatMul", Operator(
     meaning=_matmul, shape=lambda node, a, b: product_shape(a, b), lowering=_lower_matmul,
-    parts=_integers_in_parts, aten=("matmul", "mm", "bmm", "mv", "dot"),
+    parts=integers_in_parts, aten=("matmul", "mm", "bmm", "mv", "dot"),
     positions="kept", positions_if=_mixes_last, multiply_adds=_each_sum, **_TWO,
 ))  # fmt: skip
 operators.add("Gemm", Operator(
