@@ -302,7 +302,7 @@ def test_scales_that_factors_of_would_leave_float32(given: dict[str, Any]) -> No
 
 @ISAS
 @pytest.mark.parametrize("out_dtype", ["uint8", "int8"])
-def test_numbers_beyond_32_bits_become_the_ends(out_dtype: str, isa: str) -> None:
+def test_numbers_beyond_32_bits_become_the_ends(out_dtype: Any, isa: str) -> None:
     m, n, k = 5, 40, 2
     values = np.where(np.arange(n) % 3, 1, -1).astype(np.int8)
     weight = QTensor(np.tile(values, (k, 1)), np.ones(n, np.float32), np.zeros(n, np.int32),

@@ -245,6 +245,7 @@ def _moved(factors: Any) -> Any:
     return [None if one is None else one.cuda() for one in factors]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 @CHOSEN
 def test_every_configuration_on_a_gpu(m: int, blocks: bool, itemsize: int, config: Any) -> None:

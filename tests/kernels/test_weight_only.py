@@ -362,6 +362,7 @@ def _moved(packed: TiledWeight) -> TiledWeight:
     return TiledWeight(*(one.cuda() if isinstance(one, torch.Tensor) else one for one in given))
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 @pytest.mark.parametrize(("m", "bits", "group", "config"), _chosen(), ids=str)
 def test_every_configuration_on_a_gpu(m: int, bits: int, group: int, config: Any) -> None:

@@ -112,7 +112,7 @@ def read_by_both_and_written(memory: Memory, x: CheckedTensor) -> None:
     write(memory, x, 3, 1.0)
 
 
-RACES = {
+RACES: dict[Callable[[Memory, CheckedTensor], None], list[str]] = {
     both_write: ["write-conflict"],
     both_write_the_same: ["written-twice"],
     written_and_read: ["read-of-other"],
