@@ -189,6 +189,25 @@ def test_long_sums_over_many_rows(threads: int, isa: str) -> None:
     assert np.array_equal(lowbit.matmul(a, b, threads=threads, isa=isa), exact)
 
 
+def test_chunks_have_the_scales_and_zero_points_of_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(5)
+    m, k = 301, 131
+    a = rng.integers(0, 256, (m, k), dtype=np.uint8)
+    b = lowbit.pack(lowbit.quantize(rng.standard_normal((k, 20)), axis=1))
+    scale = rng.uniform(0.1, 1, m).astype(np.float32)
+    zero = rng.integers(0, 256, m, dtype=np.int32)
+    parts = [
+        lowbit.matmul_scaled(a[rows], b, a_scale=scale[rows], a_zero_point=zero[rows])
+        for rows in (slice(0, 40), slice(40, 190), slice(190, m))
+    ]
+    monkeypatch.setattr(dispatch, "_WORKSPACE", 1 << 14)
+    monkeypatch.setattr(dispatch, "_fused", lambda *_: False)
+    whole = lowbit.matmul_scaled(a, b, a_scale=scale, a_zero_point=zero)
+    np.testing.assert_array_equal(whole, np.concatenate(parts))
+
+
 def test_rows_are_served_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than the scratch memory holds: same result, in several calls of the kernel."""
     x = np.random.default_rng(0).standard_normal((700, 130)).astype(np.float32)

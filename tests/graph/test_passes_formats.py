@@ -102,6 +102,18 @@ def test_constants_with_scales_become_quantized_tensors() -> None:
     same(whole, found, close=0)
 
 
+def test_scales_are_along_axis_1_where_nothing_else_is_said() -> None:
+    weight = quantize(n(8, 5), "int8", axis=1)
+    constants = {"w": weight.values, "ws": weight.scale, "wz": weight.zero_point.astype(np.int8)}
+    whole = graph(
+        ("DequantizeLinear", "w ws wz", "v"), ("MatMul", "x v", "y"), constants=constants
+    )  # fmt: skip
+    made = absorbed(whole).constants["v"]
+    assert isinstance(made, QTensor)
+    assert made.axis == 1
+    np.testing.assert_array_equal(made.dequantize(), weight.dequantize())
+
+
 def test_operators_on_integers_become_formats() -> None:
     weight = quantize(n(4, 6, 3, 3), "int8", axis=0)
     constants = {

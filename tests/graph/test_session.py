@@ -74,6 +74,23 @@ def test_a_product_is_within_one_quantum(dtype: str) -> None:
     assert np.count_nonzero(steps) <= 1  # only where a sum lies in the middle between two
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_a_residual_has_a_format_of_its_own(dtype: str) -> None:
+    net = Net(8)
+    x = net.input(5, 33)
+    wide = net("Linear", x, net.weight(20, 33), net.bias(20))
+    other = net("Mul", wide, net.constant(np.float32(0.3)))
+    y = net("Linear", x, net.weight(20, 33), net.bias(20), other, post_ops=(("residual",),))
+    z = net("Identity", y)
+    graph = with_formats(net.graph(z), x, wide, other, y, dtype=dtype)
+    inputs = random_inputs(graph)
+    got, want = Session(graph, threads=1).run(**inputs)[z], evaluate(graph, inputs)[z]
+    scales = [graph.tensors[name].scale for name in (other, y)]
+    assert None not in scales
+    assert abs(scales[0] / scales[1] - 1) > 0.2  # type: ignore[operator]
+    assert np.abs(np.rint((got - want) / scales[1])).max() <= 1
+
+
 @pytest.mark.pairs
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("activations", ["dynamic", "symmetric", "grouped", "float"])

@@ -15,6 +15,7 @@ from language_models import smollm2, smollm2_metadata, write_vocabulary
 
 from lowbit.lm import Tokenizer
 from lowbit.lm.pretokenizers import pre_tokenizer
+from lowbit.lm.tokenizer import _byte_alphabet
 
 TEXTS = [
     "", " ", "   ", " leading", "trailing ", "Hello world 12345", "  a\n\n b\t\tc   \n",
@@ -112,6 +113,14 @@ def test_smollm_is_what_tokenizers_makes_of_digits_and_bytes(smollm: Tokenizer) 
 
 
 @pytest.mark.deep
+def test_every_byte_has_a_character() -> None:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    alphabet = _byte_alphabet()
+    assert set(alphabet) == set(ByteLevel.alphabet())
+    assert sorted(alphabet.values()) == list(range(256))
+
+
 def test_text_comes_back(smollm: Tokenizer) -> None:
     pieces = Tokenizer.from_gguf(sentence_piece(add_space_prefix=False))
     prefixed = Tokenizer.from_gguf(sentence_piece())

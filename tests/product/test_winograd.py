@@ -22,7 +22,7 @@ from lowbit.kernels.cpu.convolution.winograd import winograd
 from lowbit.kernels.cpu.convolution.winograd_tiles import MOST_SUM, weight_words
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
-from lowbit.product.convolution import prepare_convolution
+from lowbit.product.convolution import prepare_convolution, with_weight
 from lowbit.product.convolve import _requested
 from lowbit.product.geometry import Geometry
 from lowbit.product.product import Convolution
@@ -136,6 +136,15 @@ def test_unbounded_sums_are_made_of_bytes(caplog: pytest.LogCaptureFixture) -> N
     for isa in SETS:
         made = lowbit.convolution(x, packed, padding=1, isa=isa)
         np.testing.assert_array_equal(made, expected(x, weight, 0, ((1, 1), (1, 1))))
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(("most", "bounded"), [(3, True), (127, False)])
+def test_a_network_knows_whether_sums_are_bounded(most: int, bounded: bool) -> None:
+    packed = lowbit.pack_convolution(np.full((17, 128, 3, 3), most, np.int8))
+    asked = Convolution(1, Geometry.of((9, 9), (3, 3), 1, 1), 128, 1, False, False,
+                        packed.matrices[0].format, SETS[0], 1)  # fmt: skip
+    assert with_weight(asked, packed).bounded is bounded
 
 
 @pytest.mark.deep
