@@ -73,11 +73,15 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of tests ended: what found a fault, "" if nothing did; the seconds it took."""
+    """How a run of tests ended.
+
+    test: what found a fault, "" if nothing did. ran: whether there was a test to run.
+    """
 
     test: str
     seconds: float
-    output: str = ""
+    output: str
+    ran: bool = True
 
 
 def mutants(names: Sequence[str] = (), path: Path = LIST) -> list[Mutant]:
@@ -148,7 +152,7 @@ class Copy:
             return Outcome(f"no end after {limit:.0f} s", time.monotonic() - begin, output)
         seconds = time.monotonic() - begin
         if process.returncode in (0, COLLECTED_NOTHING):
-            return Outcome("", seconds, output)
+            return Outcome("", seconds, output, ran=process.returncode == 0)
         return Outcome(failed_test(output, process.returncode), seconds, output)
 
 
@@ -187,7 +191,7 @@ def stages(
 def tried(mutant: Mutant, copy: Copy, arguments: argparse.Namespace) -> tuple[str, str, float]:
     """What finds a mutation: the stage, "nobody" if none does; the test; the seconds it took."""
     copy.apply(mutant)
-    total = 0.0
+    total, note = 0.0, ""
     try:
         for stage in stages(mutant, arguments.whole, arguments.deep, arguments.limit):
             name, *run = stage
@@ -198,9 +202,11 @@ def tried(mutant: Mutant, copy: Copy, arguments: argparse.Namespace) -> tuple[st
                 print(outcome.output, flush=True)
             if outcome.test:
                 return name, outcome.test, total
+            if not outcome.ran:
+                note = f"no test that is expected is {selection}"
     finally:
         copy.restore(mutant)
-    return "nobody", "", total
+    return "nobody", note, total
 
 
 def check_unmutated(every: Sequence[Mutant], copy: Copy, limit: float) -> str:

@@ -28,7 +28,8 @@ from lowbit_lab.backends.source import load, request_named  # noqa: E402
 from lowbit_lab.checks import cases  # noqa: E402
 from lowbit_lab.prove.bounds import Extent  # noqa: E402
 from lowbit_lab.prove.launches import _as_it_is, bounds_of_sizes, in_words  # noqa: E402
-from lowbit_lab.prove.ttir import NotProvedError  # noqa: E402
+from lowbit_lab.prove.operations import MEANINGS, scalar  # noqa: E402
+from lowbit_lab.prove.ttir import NotProvedError, Op  # noqa: E402
 from lowbit_lab.run.bind import TensorArgument  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -255,6 +256,22 @@ def test_integers_that_overflow_are_not_proved() -> None:
         overflows[(2,)](torch.zeros(16, dtype=torch.int32), 16, B=8)
     assert "overflow" in log.bounds["overflows"]["z_ptr"]
     assert "out-of-bounds-store" in log.kinds
+
+
+@pytest.mark.parametrize(
+    ("how", "left", "right", "holds"),
+    [
+        ("slt", -1, 1, True), ("ult", -1, 1, False), ("ugt", -1, 1, True), ("ule", 3, 3, True),
+        ("uge", 2, -2, False),
+    ],
+)  # fmt: skip
+def test_unsigned_numbers_are_those_of_their_bits(
+    how: str, left: int, right: int, holds: bool
+) -> None:
+    op = Op("arith.cmpi", ("%c",), ("%a", "%b"), f"arith.cmpi {how}, %a, %b : i32", ("i32",))
+    made = MEANINGS[op.name](op, [scalar(left), scalar(right)])
+    assert made is not None
+    assert z3.is_true(z3.simplify(made.at(()))) is holds
 
 
 def test_launches_of_one_kernel_share_a_line_and_the_worst_counts() -> None:

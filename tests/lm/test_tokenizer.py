@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from language_models import smollm2, smollm2_metadata, write_vocabulary
 
 from lowbit.lm import Tokenizer
 from lowbit.lm.pretokenizers import pre_tokenizer
+from lowbit.lm.sentencepiece import SentencePiece
 from lowbit.lm.tokenizer import _byte_alphabet
 
 TEXTS = [
@@ -112,7 +114,33 @@ def test_smollm_is_what_tokenizers_makes_of_digits_and_bytes(smollm: Tokenizer) 
         assert smollm.encode(text) == other.encode(text).ids, text
 
 
-@pytest.mark.deep
+def merged_pair_by_pair(ids: dict[str, int], scores: list[float], word: str) -> list[int]:
+    """The pieces of a word: the best pair merges, of equal ones the leftmost, again and again."""
+    pieces = list(word)
+    while True:
+        pairs = [
+            (-scores[ids[left + right]], place)
+            for place, (left, right) in enumerate(pairwise(pieces))
+            if left + right in ids
+        ]
+        if not pairs:
+            return [ids[piece] for piece in pieces]
+        _, place = min(pairs)
+        pieces[place : place + 2] = ["".join(pieces[place : place + 2])]
+
+
+def test_pieces_are_merged_best_first() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(30):
+        pieces = {"".join(rng.choice([*"abc"], rng.integers(2, 6))) for _ in range(60)}
+        ids = {piece: id for id, piece in enumerate(["a", "b", "c", *sorted(pieces)])}
+        scores = rng.permutation(len(ids)).tolist()
+        model = SentencePiece(ids, scores)
+        for length in range(1, 30):
+            word = "".join(rng.choice([*"abc"], length))
+            assert model.encode(word) == merged_pair_by_pair(ids, scores, word), word
+
+
 def test_every_byte_has_a_character() -> None:
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -121,6 +149,7 @@ def test_every_byte_has_a_character() -> None:
     assert sorted(alphabet.values()) == list(range(256))
 
 
+@pytest.mark.deep
 def test_text_comes_back(smollm: Tokenizer) -> None:
     pieces = Tokenizer.from_gguf(sentence_piece(add_space_prefix=False))
     prefixed = Tokenizer.from_gguf(sentence_piece())
