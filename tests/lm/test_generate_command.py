@@ -111,6 +111,7 @@ def test_options_reach_the_model(model: type[FakeModel]) -> None:
     assert model.asked[1][1]["raw"]
 
 
+@pytest.mark.deep
 def test_json_is_written_beside_the_text_or_alone(tmp_path: Path) -> None:
     file = tmp_path / "text.json"
     arguments = ("generate", "a.gguf", "Colours?", "--stop", "\nUser:", "--json")
