@@ -35,7 +35,9 @@ import pytest
 from lowbit.jit import compile as compiler
 
 LIMIT = 1.0
-TOLERANCE = 1.5  # an item fails beyond so many times its limit: no two runs take the same
+# An item fails beyond so many times its limit: no two runs take the same. CI, whose machine may be
+# shared with anybody, fails only for what nobody can have overlooked here.
+TOLERANCE = 3.0 if os.environ.get("CI") else 1.5
 ITSELF, LLVM = (
     "the test itself",
     "LLVM",

@@ -111,6 +111,7 @@ def test_options_reach_the_model(model: type[FakeModel]) -> None:
     assert model.asked[1][1]["raw"]
 
 
+@pytest.mark.deep
 def test_json_is_written_beside_the_text_or_alone(tmp_path: Path) -> None:
     file = tmp_path / "text.json"
     arguments = ("generate", "a.gguf", "Colours?", "--stop", "\nUser:", "--json")
@@ -138,6 +139,7 @@ def test_several_prompts_are_answered_in_their_order(
     assert [one["reason"] for one in json.loads(file.read_text())] == ["stop"] * 3
 
 
+@pytest.mark.deep
 def test_what_was_guessed_is_told() -> None:
     done = call("generate", "a.gguf", "--speculate", "7", typed="Hi\nAnd?\n")
     assert done.exit_code == 0

@@ -117,7 +117,7 @@ def write(path, folder, kind, more, config, layout=stacked, form=None):
     writer.close()
 
 
-@pytest.mark.deep("*experts*", "mixtral")
+@pytest.mark.deep("*experts*", "mixtral", "gemma *")
 @pytest.mark.parametrize("name", WRITTEN)
 def test_logits_are_those_of_transformers(name, tmp_path):
     model = random_model(name, tmp_path)

@@ -69,7 +69,7 @@ def compare_with_llama_cpp(path: Path, metadata: dict[str, Any], texts: list[str
     assert ours.ends == ends
 
 
-@pytest.mark.deep("default", "gpt-2")
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "name",
     ["default", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "qwen35", "tekken", "gpt-4o",

@@ -23,6 +23,8 @@ from .test_quantized import written
 
 IDS = np.random.default_rng(1).integers(0, 300, 50).tolist()
 
+pytestmark = pytest.mark.deep  # a process that uses PyTorch for the first time takes seconds
+
 
 def by_torch(path, weights=None, context=256, dtype=torch.float32, cache="float32", sequences=4):
     checkpoint = open_checkpoint(path)
@@ -52,7 +54,6 @@ def near(made, want, tolerance=1e-5):
     assert np.abs(made - want).max() <= tolerance * np.abs(want).max()
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_logits_of_every_architecture(name, tmp_path, monkeypatch):
     """In chunks of a prompt, and in steps of three sequences, of which none is in a first slot."""
@@ -68,7 +69,6 @@ def test_logits_of_every_architecture(name, tmp_path, monkeypatch):
         one.close()
 
 
-@pytest.mark.deep("llama")
 @pytest.mark.parametrize("name", ["llama", "gemma 2", "qwen 3"])
 def test_sixteen_bits_are_near(name, tmp_path):
     """The 16-bit kernels of attention, where a layer has neither window nor cap."""
@@ -89,15 +89,6 @@ def test_floats_that_are_quantized(name, form, tmp_path):
     near(made.logits(IDS), want.logits(IDS), 1e-4)
 
 
-@pytest.mark.deep(
-    "gptq, act-order",
-    "gptq, no groups",
-    "lowbit, 8 bits",
-    "lowbit, a shorter group",
-    "lowbit, real zero points",
-    "lowbit, symmetric",
-    "packed, 8 bits",
-)
 @pytest.mark.parametrize("name", [
     "gptq, act-order", "gptq v2, act-order, each its own", "gptq, no groups", "awq",
     "packed, zero points", "packed, 8 bits", "lowbit, 8 bits", "float8", "lowbit, a shorter group",
@@ -141,7 +132,6 @@ def test_embeddings_that_are_quantized(name, tmp_path):
     near(by_torch(tmp_path).logits(IDS), want)
 
 
-@pytest.mark.deep
 def test_a_real_model():
     """Zero points that are real numbers, a table that the head shares; texts together."""
     lm, want = by_torch(smollm2(), context=64), by_cpu(smollm2(), context=64)

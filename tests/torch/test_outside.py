@@ -257,6 +257,7 @@ MODELS: dict[str, tuple[Callable[[Any], tuple[nn.Module, Tensor]], set[str]]] = 
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers")
