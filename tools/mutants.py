@@ -31,6 +31,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 LIST = Path(__file__).with_suffix(".toml")
@@ -171,39 +172,47 @@ def options_for(mutant: Mutant) -> tuple[str, ...]:
     return ("--empty-cache",) if mutant.file.startswith("lowbit/jit/") else ()
 
 
-def stages(
-    mutant: Mutant, whole: bool, deep: bool, limit: float
-) -> Iterator[tuple[str, str, tuple[str, ...], float, tuple[str, ...]]]:
-    """Where a fault is looked for, in this order: a name for the table; the selection, the tests,
-    the time limit and the options of a run."""
+class Stage(NamedTuple):
+    """A run of tests in which a fault is looked for, and what the table calls it."""
+
+    name: str
+    selection: str
+    tests: tuple[str, ...]
+    seconds: float
+    options: tuple[str, ...]
+
+
+def stages(mutant: Mutant, arguments: argparse.Namespace) -> Iterator[Stage]:
+    """Where a fault is looked for, in this order."""
+    limit = arguments.limit
     options = options_for(mutant)
+    if arguments.draw is not None:
+        options = ("--draw", str(arguments.draw), *options)
     single = ("-p", "no:xdist", *options)
     several = (*TOGETHER, *options)
-    yield "make test", SHORT, mutant.tests, limit, single
-    if whole:
-        yield "make test, elsewhere", SHORT, (), 8 * limit, several
-    if deep:
-        yield "only deep tests", DEEP, mutant.tests, 2 * limit, single
-    if deep and whole:
-        yield "only deep tests", DEEP, (), 8 * limit, several
+    yield Stage("make test", SHORT, mutant.tests, limit, single)
+    if arguments.whole:
+        yield Stage("make test, elsewhere", SHORT, (), 8 * limit, several)
+    if arguments.deep:
+        yield Stage("only deep tests", DEEP, mutant.tests, 2 * limit, single)
+    if arguments.deep and arguments.whole:
+        yield Stage("only deep tests", DEEP, (), 8 * limit, several)
 
 
 def tried(mutant: Mutant, copy: Copy, arguments: argparse.Namespace) -> tuple[str, str, float]:
     """What finds a mutation: the stage, "nobody" if none does; the test; the seconds it took."""
-    copy.apply(mutant)
     total, note = 0.0, ""
+    copy.apply(mutant)
     try:
-        for stage in stages(mutant, arguments.whole, arguments.deep, arguments.limit):
-            name, *run = stage
-            selection, tests, limit, options = run
-            outcome = copy.run(selection, tests, limit, options)
+        for stage in stages(mutant, arguments):
+            outcome = copy.run(stage.selection, stage.tests, stage.seconds, stage.options)
             total += outcome.seconds
             if arguments.verbose:
                 print(outcome.output, flush=True)
             if outcome.test:
-                return name, outcome.test, total
+                return stage.name, outcome.test, total
             if not outcome.ran:
-                note = f"no test that is expected is {selection}"
+                note = f"no test that is expected is {stage.selection}"
     finally:
         copy.restore(mutant)
     return "nobody", note, total
@@ -240,6 +249,8 @@ def main() -> int:
                         help="run deep tests where the others find nothing")  # fmt: skip
     parser.add_argument("--limit", type=float, default=SECONDS, metavar="SECONDS",
                         help="for the expected tests of a mutation (%(default)s)")  # fmt: skip
+    parser.add_argument("--draw", type=int, metavar="SEED",
+                        help="what tests draw; else by the commit")  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="print what pytest says")
     arguments = parser.parse_args()
     try:
