@@ -79,7 +79,6 @@ def test_a_gpu_that_there_is_not():
     assert "PyTorch finds no 'cuda' here" in done.output
 
 
-@pytest.mark.deep
 def test_the_text_is_on_stdout_and_its_speed_on_stderr(model: type[FakeModel]) -> None:
     done = call("generate", "a.gguf", "Colours?", "--threads", "3")
     assert done.exit_code == 0, done.stderr
@@ -90,7 +89,6 @@ def test_the_text_is_on_stdout_and_its_speed_on_stderr(model: type[FakeModel]) -
     assert model.loaded == [("a.gguf", 3, 1)]
 
 
-@pytest.mark.deep
 def test_options_reach_the_model(model: type[FakeModel]) -> None:
     options = ("--max-tokens", "7", "--temperature", "0.5", "--top-k", "9", "--top-p", "0.8",
                "--min-p", "0.1", "--repeat-penalty", "1.1", "--seed", "4", "--stop", "a",
@@ -111,7 +109,6 @@ def test_options_reach_the_model(model: type[FakeModel]) -> None:
     assert model.asked[1][1]["raw"]
 
 
-@pytest.mark.deep
 def test_json_is_written_beside_the_text_or_alone(tmp_path: Path) -> None:
     file = tmp_path / "text.json"
     arguments = ("generate", "a.gguf", "Colours?", "--stop", "\nUser:", "--json")
@@ -139,7 +136,6 @@ def test_several_prompts_are_answered_in_their_order(
     assert [one["reason"] for one in json.loads(file.read_text())] == ["stop"] * 3
 
 
-@pytest.mark.deep
 def test_what_was_guessed_is_told() -> None:
     done = call("generate", "a.gguf", "--speculate", "7", typed="Hi\nAnd?\n")
     assert done.exit_code == 0

@@ -8,6 +8,7 @@ import tracemalloc
 import gguf
 import numpy as np
 import pytest
+from language_models import smollm2, smollm2_metadata
 
 from lowbit.lm.gguf import read
 
@@ -127,3 +128,10 @@ def test_an_alignment_that_is_none(tmp_path):
     path.write_bytes(header(entries=1, rest=rest + b"x" * 40))
     with pytest.raises(ValueError, match=r"general\.alignment: 24"):
         read(path)
+
+
+@pytest.mark.deep
+def test_metadata_of_a_real_file_are_what_the_package_gguf_reads() -> None:
+    reader = gguf.GGUFReader(smollm2())
+    fields = {key: field.contents() for key, field in reader.fields.items() if "GGUF" not in key}
+    assert smollm2_metadata() == fields

@@ -69,7 +69,6 @@ def compare_with_llama_cpp(path: Path, metadata: dict[str, Any], texts: list[str
     assert ours.ends == ends
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize(
     "name",
     ["default", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "qwen35", "tekken", "gpt-4o",
